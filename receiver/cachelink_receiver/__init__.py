@@ -1,0 +1,1 @@
+"""The receiver daemon: takes a cache in and answers from it."""

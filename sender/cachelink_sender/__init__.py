@@ -1,0 +1,1 @@
+"""The sender daemon: prefills a prefix and hands its cache over."""

@@ -10,18 +10,18 @@ Times are seconds of any one monotonic clock, passed in by the caller.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from xxhash import xxh3_128
 
-from cachelink_core import limits
 from cachelink_core.errors import (
     CacheLinkError,
     ChecksumMismatch,
     DuplicateChunk,
     HandoffAborted,
     HandoffExpired,
+    LocalProtocolError,
     MissingChunk,
     RemoteProtocolError,
     SealMismatch,
@@ -103,7 +103,7 @@ class HandoffSession:
             case events.Open(handoff_id, epoch):
                 self._check_open(handoff_id, epoch)
             case events.Chunk():
-                self._ledger[event.block, event.run] = self._checked(event)
+                self._receive(event)
             case events.Commit(seal):
                 self._check_seal(seal)
             case events.Refuse(error) | events.Fail(error):
@@ -119,6 +119,31 @@ class HandoffSession:
                 pass
         self.state = target
         self.touched_s = now_s
+
+    def send_chunk(self, block: int, run: int, parts: Sequence[memoryview], now_s: float) -> bytes:
+        """Records a chunk of the sender and returns its digest.
+
+        Args:
+            block: index of its block.
+            run: index of its run.
+            parts: views whose concatenation are the wire bytes.
+            now_s: the time.
+
+        Raises:
+            LocalProtocolError: the state does not allow it.
+            RemoteProtocolError: a subclass, when the chunk is not one of the plan.
+        """
+        target = TRANSITIONS[self.state].get(events.Chunk.kind)
+        if target is None:
+            raise LocalProtocolError(
+                f"a chunk cannot be sent in state {self.state} of {self.header.handoff_id}"
+            )
+        wire_bytes = sum(part.nbytes for part in parts)
+        raw_bytes = self._check_place(block, run, wire_bytes)
+        claimed = chunk_digest(block, run, *parts)
+        self._ledger[block, run] = ChunkRecord(block, run, raw_bytes, wire_bytes, claimed)
+        self.state, self.touched_s = target, now_s
+        return claimed
 
     def touch(self, now_s: float) -> None:
         """Notes progress that is no event: a heartbeat."""
@@ -181,29 +206,38 @@ class HandoffSession:
                 f"open has epoch {epoch!r}; this receiver's is {self.receiver_epoch!r}"
             )
 
-    def _checked(self, chunk: events.Chunk) -> ChunkRecord:
+    def _receive(self, chunk: events.Chunk) -> None:
+        wire_bytes = chunk.payload.nbytes
+        raw_bytes = self._check_place(chunk.block, chunk.run, wire_bytes)
+        actual = chunk_digest(chunk.block, chunk.run, chunk.payload)
+        if actual != chunk.digest:
+            raise ChecksumMismatch(
+                f"{_name(chunk.block, chunk.run)}: digest {actual.hex()}, "
+                f"claimed {chunk.digest.hex()}"
+            )
+        self._ledger[chunk.block, chunk.run] = ChunkRecord(
+            chunk.block, chunk.run, raw_bytes, wire_bytes, actual
+        )
+
+    def _check_place(self, block: int, run: int, wire_bytes: int) -> int:
+        """Checks a chunk's place and length against the plan; returns its raw bytes."""
         layout = self.header.layout
-        index = chunk.block, chunk.run
-        name = f"chunk (block {chunk.block}, run {chunk.run})"
-        if not (0 <= chunk.block < layout.block_count and 0 <= chunk.run < len(layout.runs)):
+        name = _name(block, run)
+        if not (0 <= block < layout.block_count and 0 <= run < len(layout.runs)):
             raise UnexpectedChunk(
                 f"{name} is outside {layout.block_count} blocks of {len(layout.runs)} runs"
             )
-        raw = layout.raw_bytes(*index)
-        if not raw:
+        raw_bytes = layout.raw_bytes(block, run)
+        if not raw_bytes:
             raise UnexpectedChunk(f"{name} holds no tokens: its layers have slid past it")
-        if index in self._ledger or chunk.block in self.held_blocks:
+        if (block, run) in self._ledger or block in self.held_blocks:
             raise DuplicateChunk(f"{name} is there already")
-        wire = len(chunk.payload)
-        packed = self.header.packing.id != "none"
-        if wire > limits.MAX_CHUNK_WIRE_BYTES or (packed and wire > raw + 1) or not wire:
-            raise WrongLength(f"{name} has {wire} wire bytes; the plan has {raw} raw bytes")
-        if not packed and wire != raw:
-            raise WrongLength(f"{name} has {wire} bytes; the plan says {raw}")
-        actual = chunk_digest(chunk.block, chunk.run, chunk.payload)
-        if actual != chunk.digest:
-            raise ChecksumMismatch(f"{name}: digest {actual.hex()}, claimed {chunk.digest.hex()}")
-        return ChunkRecord(chunk.block, chunk.run, raw, wire, actual)
+        if self.header.packing.id == "none":
+            if wire_bytes != raw_bytes:
+                raise WrongLength(f"{name} has {wire_bytes} bytes; the plan says {raw_bytes}")
+        elif not 0 < wire_bytes <= raw_bytes + 1:
+            raise WrongLength(f"{name} has {wire_bytes} wire bytes for {raw_bytes} raw bytes")
+        return raw_bytes
 
     def _check_complete(self) -> None:
         missing = next(self.needed_chunks(), None)
@@ -238,3 +272,7 @@ class HandoffSession:
         root = seal_root(self._manifest_digest, [record.digest for record in seal.chunks])
         if root != seal.root:
             raise SealMismatch(f"seal.root is {seal.root.hex()}, not {root.hex()}")
+
+
+def _name(block: int, run: int) -> str:
+    return f"chunk (block {block}, run {run})"

@@ -1,0 +1,115 @@
+"""Cache ↔ chunks: where capture, content space, codec and packing meet.
+
+The sender's ``ChunkEncoder`` and the receiver's ``ChunkInstaller`` are mirror images. Both work on
+one chunk at a time and never hold more than one chunk's worth of scratch memory.
+
+Axes: H KV heads, T tokens, D head dim.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from cachelink_core.codec_spec import ITEM_BYTES, wire_dtype
+from cachelink_core.codecs.registry import packing, tensor_codec
+from cachelink_core.engine.base import Engine
+from cachelink_core.kv.prefix_cache import PrefixCache
+from cachelink_core.manifest import Header
+
+
+def _item_bytes(header: Header) -> int:
+    """Width of the payload's floating-point items; 1 where it holds codes."""
+    if header.codec.quantized:
+        return 1
+    return ITEM_BYTES[wire_dtype(header.codec, header.identity.dtype)]
+
+
+class ChunkEncoder:
+    """Encodes the chunks of one handoff from the sender's cache."""
+
+    def __init__(self, engine: Engine, header: Header, cache: PrefixCache) -> None:
+        """Binds one handoff.
+
+        Args:
+            engine: of the sender's model.
+            header: decides layout, space, codec and packing.
+            cache: filled at least up to the blocks that are encoded.
+        """
+        self._engine = engine
+        self._header = header
+        self._cache = cache
+        self._codec = tensor_codec(header.codec, header.identity.dtype)
+        self._packing = packing(header.packing)
+
+    def encode(self, block: int, run: int) -> list[memoryview]:
+        """Wire bytes of one chunk, as views to be joined once.
+
+        The views of a native codec lie in the cache itself: they are valid as long as it is.
+        """
+        parts: list[memoryview] = []
+        for piece in self._header.layout.slices(block, run):
+            tensor = self._cache.tensor(piece.layer, piece.kind, piece.start, piece.stop)
+            if piece.kind == "K" and self._header.space == "content":
+                tensor = self._engine.to_content(piece.layer, tensor, piece.start)
+            parts += self._codec.encode(tensor, piece.kind, piece.start)
+        return self._packing.pack(parts, _item_bytes(self._header))
+
+
+@dataclass
+class InstallTimes:
+    """Seconds spent so far: unpacking and decoding, and putting keys back into rotated space."""
+
+    decode_s: float = 0.0
+    transform_s: float = 0.0
+
+
+class ChunkInstaller:
+    """Decodes the chunks of one handoff into the receiver's cache."""
+
+    def __init__(self, engine: Engine, header: Header, cache: PrefixCache) -> None:
+        """Binds one handoff.
+
+        Args:
+            engine: of the receiver's model.
+            header: as admitted.
+            cache: allocated for the handoff's layout.
+        """
+        self._engine = engine
+        self._header = header
+        self._cache = cache
+        self._codec = tensor_codec(header.codec, header.identity.dtype)
+        self._packing = packing(header.packing)
+        self.times = InstallTimes()
+
+    def install(self, block: int, run: int, payload: memoryview) -> None:
+        """Decodes one verified chunk in place.
+
+        Raises:
+            CorruptChunk: the payload does not decode to what the plan declares.
+            DecompressionBomb: it would decompress to more.
+        """
+        layout = self._header.layout
+        began = time.monotonic()
+        raw = self._packing.unpack(payload, layout.raw_bytes(block, run), _item_bytes(self._header))
+        self.times.decode_s += time.monotonic() - began
+        for piece in layout.slices(block, run):
+            part = raw[piece.offset : piece.offset + piece.length]
+            out = self._cache.tensor(piece.layer, piece.kind, piece.start, piece.stop)
+            began = time.monotonic()
+            if piece.kind == "V" or self._header.space == "rotated":
+                self._codec.decode(part, piece.kind, piece.start, out)
+                self.times.decode_s += time.monotonic() - began
+                continue
+            content = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+            self._codec.decode(part, piece.kind, piece.start, content)
+            decoded = time.monotonic()
+            self._engine.rotate_into(piece.layer, content, piece.start, out)
+            self.times.decode_s += decoded - began
+            self.times.transform_s += time.monotonic() - decoded
+
+    def finish(self) -> None:
+        """Makes the installed tokens the cache's length."""
+        self._cache.set_length(self._header.tokens)

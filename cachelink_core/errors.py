@@ -12,6 +12,7 @@
     │   └── StillInTransfer          known, but not installed within the wait
     ├── InsufficientTrust            the cache is less exact than asked for
     ├── Denied                       not allowed: receiver unlisted, token wrong
+    │   └── Unauthenticated          no token where one is asked for
     ├── ResourceExhausted            a budget, slot or headroom is used up
     │   ├── BudgetExceeded           cache bytes
     │   ├── HeadroomExceeded         query + answer beyond the preallocated room
@@ -126,6 +127,12 @@ class Denied(CacheLinkError):
     """Not allowed."""
 
     status = "PERMISSION_DENIED"
+
+
+class Unauthenticated(Denied):
+    """The call carries no token, and this daemon asks for one."""
+
+    status = "UNAUTHENTICATED"
 
 
 class ResourceExhausted(CacheLinkError):

@@ -67,6 +67,12 @@ MAX_TEXT_CHARS: Final = 8_000_000
 """Characters of a document or question: at two characters a token still above MAX_PREFIX_TOKENS."""
 
 MAX_STOP_STRINGS: Final = 16
+MAX_TEMPERATURE: Final = 100.0
+"""Beyond it every token is equally likely; a larger number is a mistake."""
+
+MAX_LOGPROBS: Final = 20
+"""Alternatives reported a token: each costs a sort of the vocabulary and bytes of every delta."""
+
 MAX_ID_CHARS: Final = 128
 """Handoff ids, cache ids, tenants: they end up in logs and tables."""
 

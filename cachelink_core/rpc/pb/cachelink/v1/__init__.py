@@ -1,0 +1,1 @@
+"""The proto package ``cachelink.v1``, generated."""

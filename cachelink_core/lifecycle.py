@@ -1,0 +1,263 @@
+"""The life of a daemon: start, serve, drain, stop.
+
+Both daemons share it and differ in their hooks. The first SIGTERM or SIGINT drains: not ready, no new
+work, what is under way may finish within a bound. The second stops at once. Signals arrive through a
+``SimpleQueue``, whose ``put`` may interrupt its own ``get``: with an ``Event`` a signal between two
+instructions of ``wait`` would deadlock.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import IO, Final
+
+from cachelink_core import logs
+from cachelink_core.errors import Draining, SlotsTaken
+
+EXIT_DRAINED: Final = 0
+EXIT_CUT: Final = 1
+"""Work under way was cut: the drain took too long, or a second signal came."""
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_STOP: Final = "stop"
+_IDLE: Final = "idle"
+_log = logs.logger(__name__)
+
+
+class Readiness:
+    """What a daemon still needs before it takes work. Thread-safe.
+
+    Args:
+        needs: names, such as ``model`` and ``self_check``, that ``done`` ticks off.
+    """
+
+    def __init__(self, *needs: str) -> None:
+        self._lock = threading.Lock()
+        self._missing = dict.fromkeys(needs)
+        self._draining = False
+
+    def done(self, need: str) -> None:
+        """Ticks one need off.
+
+        Raises:
+            KeyError: it was no need, or is done already: a bug of the caller.
+        """
+        with self._lock:
+            del self._missing[need]
+
+    def drain(self) -> None:
+        """Never ready again."""
+        with self._lock:
+            self._draining = True
+
+    def missing(self) -> tuple[str, ...]:
+        """What keeps the daemon from being ready; empty when it is."""
+        with self._lock:
+            return (*self._missing, *(("draining",) if self._draining else ()))
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing is missing."""
+        return not self.missing()
+
+
+class Gate:
+    """Counts work of one kind, bounds it, and closes for the drain. Thread-safe.
+
+    Args:
+        what: in messages, such as ``transfers``.
+        slots: how many may be inside at once.
+        on_change: told the new count, in its order, under the gate's lock.
+    """
+
+    def __init__(
+        self, what: str, slots: int, on_change: Callable[[int], None] = lambda _count: None
+    ) -> None:
+        self.slots = slots
+        self._what = what
+        self._on_change = on_change
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._closed = False
+
+    @property
+    def inside(self) -> int:
+        """How many are inside now."""
+        with self._changed:
+            return self._inside
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Holds a slot; never waits for one.
+
+        Raises:
+            Draining: the gate is closed.
+            SlotsTaken: as many as allowed are inside.
+        """
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
+
+    def acquire(self) -> None:
+        """Takes a slot that ``release`` gives back, for work that outlives a call.
+
+        Raises:
+            Draining: the gate is closed.
+            SlotsTaken: as many as allowed are inside.
+        """
+        with self._changed:
+            if self._closed:
+                raise Draining(f"no new {self._what}: this node is shutting down")
+            if self._inside >= self.slots:
+                raise SlotsTaken(f"{self._what}: {self._inside} of {self.slots} slots are taken")
+            self._count(+1)
+
+    def release(self) -> None:
+        """Gives one slot back."""
+        with self._changed:
+            assert self._inside > 0, "released more often than acquired"
+            self._count(-1)
+
+    def close(self) -> None:
+        """Lets nobody in any more."""
+        with self._changed:
+            self._closed = True
+
+    def wait_idle(self, deadline_s: float) -> bool:
+        """Waits until nobody is inside; whether that happened in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._inside == 0, deadline_s)
+
+    def _count(self, step: int) -> None:
+        self._inside += step
+        self._on_change(self._inside)
+        self._changed.notify_all()
+
+
+def wait_all_idle(gates: tuple[Gate, ...], deadline_s: float) -> bool:
+    """Waits until all gates are idle, within one deadline together."""
+    until = time.monotonic() + deadline_s
+    return all(gate.wait_idle(max(0.0, until - time.monotonic())) for gate in gates)
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What one daemon does at each turn of its life. Called once each, in this order.
+
+    Attributes:
+        start: loads, listens, checks itself; returns the addresses of the ready line by scheme, such
+            as ``{"grpc": "127.0.0.1:7411", "http": "127.0.0.1:7412"}``.
+        drain: refuses new work from now on; returns at once.
+        wait_idle: waits up to so many seconds until no work is under way; whether that was reached.
+        stop: closes everything and cuts what is left; also called when ``start`` raised.
+    """
+
+    start: Callable[[], Mapping[str, str]]
+    drain: Callable[[], None]
+    wait_idle: Callable[[float], bool]
+    stop: Callable[[], None]
+
+
+class Daemon:
+    """Runs the hooks of one daemon until it is told to stop.
+
+    Args:
+        hooks: what to do.
+        drain_s: how long work under way may take after the first signal.
+        output: where the ready line goes; standard output when None.
+    """
+
+    def __init__(self, hooks: Hooks, drain_s: float, output: IO[str] | None = None) -> None:
+        self._hooks = hooks
+        self._drain_s = drain_s
+        self._output = output
+        self._news: SimpleQueue[str] = SimpleQueue()
+        self._starting = False
+
+    def run(self) -> int:
+        """Lives one life, signals included when called in the main thread.
+
+        Returns:
+            The exit status: ``EXIT_DRAINED``, ``EXIT_CUT``, or 128 + signal when one came before ready.
+        """
+        with self._signals():
+            try:
+                return self._live()
+            except _StoppedEarly as early:
+                _log.info("stopped before ready", signal=early.signal_name)
+                return early.exit_status
+            finally:
+                self._hooks.stop()
+                _log.info("stopped")
+
+    def request_stop(self) -> None:
+        """Does what a signal does, from any thread: the first call drains, the second forces."""
+        self._news.put(_STOP)
+
+    def _live(self) -> int:
+        self._starting = True
+        addresses = self._hooks.start()
+        self._starting = False
+        self._announce(addresses)
+        self._news.get()
+        drained = self._drain()
+        _log.info("drained" if drained else "work under way is cut")
+        return EXIT_DRAINED if drained else EXIT_CUT
+
+    def _announce(self, addresses: Mapping[str, str]) -> None:
+        """One JSON line for a parent process that let the system pick the ports."""
+        output = self._output if self._output is not None else sys.stdout
+        output.write(json.dumps({"event": "ready", **addresses}) + "\n")
+        output.flush()
+        _log.info("ready", **addresses)
+
+    def _drain(self) -> bool:
+        _log.info("draining", deadline_s=self._drain_s)
+        self._hooks.drain()
+        threading.Thread(target=self._report_idle, name="drain", daemon=True).start()
+        try:
+            return self._news.get(timeout=self._drain_s) == _IDLE
+        except Empty:
+            return False
+
+    def _report_idle(self) -> None:
+        if self._hooks.wait_idle(self._drain_s):
+            self._news.put(_IDLE)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._starting:
+            raise _StoppedEarly(number)
+        self._news.put(_STOP)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Takes the signals over and gives them back; another thread than the main one cannot."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        earlier = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+
+
+class _StoppedEarly(BaseException):
+    """A signal during ``start``, which has nothing to drain. No ``except Exception`` may keep it."""
+
+    def __init__(self, number: int) -> None:
+        self.signal_name = signal.Signals(number).name
+        self.exit_status = 128 + number
+        super().__init__(self.signal_name)

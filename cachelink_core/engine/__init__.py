@@ -1,0 +1,1 @@
+"""Model runtimes: load, identify, prefill in blocks, answer."""

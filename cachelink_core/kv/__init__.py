@@ -1,0 +1,1 @@
+"""Key and value caches of real models: content space, geometry, the preallocated prefix cache."""

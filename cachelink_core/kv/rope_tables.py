@@ -1,0 +1,89 @@
+"""cos and sin tables, always computed by the model's own rotary module.
+
+Never from ``rope_theta``: float32 angles differ from float64 ones by 9e-4 at position 32,768 and by
+6e-2 at a million, so only the model's own path inverts its own rotation.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from cachelink_core.kv.rotation import Columns, pair_columns
+
+GROWTH_TOKENS: Final = 4_096
+"""Tables start at this many positions and double, so that a long prefix recomputes them rarely."""
+
+POSITIONS: Final = object()
+"""Stands for the position ids in a recorded call."""
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryCall:
+    """How the model calls a rotary module, with the position ids left open.
+
+    Attributes:
+        name: the module's attribute name, with further plain arguments such as a layer type.
+        module: the model's own.
+        args: positional arguments; ``POSITIONS`` where the position ids were.
+        kwargs: keyword arguments, likewise.
+    """
+
+    name: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @torch.no_grad()
+    def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Tables at ``positions`` ``[T]``: cos and sin ``[T, W]`` in the model's dtype."""
+        ids = positions.unsqueeze(0)
+        args = [ids if value is POSITIONS else value for value in self.args]
+        kwargs = {name: ids if value is POSITIONS else value for name, value in self.kwargs.items()}
+        cos, sin = self.module(*args, **kwargs)
+        return cos[0], sin[0]
+
+
+class RotaryTable:
+    """The tables of one rotary call from position 0 on, grown as they are needed; thread-safe.
+
+    Attributes:
+        name: of the call.
+    """
+
+    def __init__(self, call: RotaryCall, columns: Columns) -> None:
+        self.name = call.name
+        self._call = call
+        self._columns = columns
+        self._lock = threading.Lock()
+        self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def at(self, start: int, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Pair angles of positions ``[start, stop)``.
+
+        Returns:
+            cos and sin, each ``[T, P]``, in the model's dtype upcast to float32.
+        """
+        cos, sin = self._grown_to(stop, device)
+        return cos[start:stop].float(), sin[start:stop].float()
+
+    def _grown_to(self, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        with self._lock:
+            held = self._tables.get(device)
+            if held is None or held[0].shape[0] < stop:
+                held = self._compute(max(GROWTH_TOKENS, 1 << (stop - 1).bit_length()), device)
+                self._tables[device] = held
+            return held
+
+    def _compute(self, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        module_device = next((b.device for b in self._call.module.buffers()), device)
+        cos, sin = self._call.tables(torch.arange(stop, device=module_device))
+        # Contiguous copies: a view would keep the unused columns alive.
+        return (
+            pair_columns(cos, self._columns).to(device).contiguous().clone(),
+            pair_columns(sin, self._columns).to(device).contiguous().clone(),
+        )

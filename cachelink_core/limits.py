@@ -58,6 +58,8 @@ HEADER_MEMORY_S: Final = 600.0
 """How long token ids are kept after a cache is gone, so that re-reading works by id."""
 
 HEADER_MEMORY_ENTRIES: Final = 1_024
+HEADER_MEMORY_BYTES: Final = 256 * MIB
+"""Of their token ids together: as many as 256 prefixes of MAX_PREFIX_TOKENS."""
 
 DEFAULT_HEADROOM_TOKENS: Final = 1_024
 """Room for query and answer in a preallocated prefix cache."""
@@ -78,8 +80,19 @@ MAX_ID_CHARS: Final = 128
 
 CONNECT_DEADLINE_S: Final = 5.0
 CONTROL_DEADLINE_S: Final = 30.0
+ANSWER_DEADLINE_S: Final = 600.0
+HANDOFF_DEADLINE_S: Final = 3_600.0
+"""Deadlines of a client that names none: a prefill of a long prefix on a CPU takes minutes."""
+
 STALL_DEADLINE_S: Final = 30.0
 """No frame accepted or received for this long: the stream is cancelled."""
+
+PUSH_BASE_DEADLINE_S: Final = 5.0
+PUSH_RATE_SHARE: Final = 0.25
+"""A stream of known size may take the base and its bytes at this share of the expected rate."""
+
+MAX_STATUS_BYTES: Final = 3 * KIB
+"""Message and details of a refusal: trailers above a peer's 8 KiB are lost as RESOURCE_EXHAUSTED."""
 
 QUEUED_CHUNKS: Final = 4
 """Encoded chunks that may wait between the encoder and the stream: enough to hide one encode,

@@ -1,0 +1,104 @@
+"""What a store hands out: a reservation before a cache exists, a lease while one is written to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from cachelink_core.engine.stored_cache import StoredCache
+from cachelink_core.engine.turns import TurnQueue
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A store's record of one cache, changed under the store's lock only.
+
+    Attributes:
+        stored: what readers see.
+        nbytes: of the budget.
+        created_s: when it was published.
+        used_s: when somebody last took or let go of it.
+        handoff_ids: every handoff that led to it.
+        turns: orders the answers; the cache that replaces this one takes it over.
+        pins: readers.
+        listed: whether it can be found; if not, its last reader frees it.
+    """
+
+    stored: StoredCache
+    nbytes: int
+    created_s: float
+    used_s: float
+    handoff_ids: set[str] = field(default_factory=set)
+    turns: TurnQueue = field(default_factory=TurnQueue)
+    pins: int = 0
+    listed: bool = True
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(tenant, cache id)."""
+        return self.stored.tenant, self.stored.cache_id
+
+
+class Reservation:
+    """Bytes of the budget that belong to a cache in the making.
+
+    As a context manager it gives them back at the end, unless ``CacheStore.put`` took them.
+
+    Attributes:
+        nbytes: still reserved; the store sets it to 0 when they are released or published.
+    """
+
+    def __init__(self, nbytes: int, give_back: Callable[[Reservation], None]) -> None:
+        """Made by ``CacheStore.reserve``."""
+        self.nbytes = nbytes
+        self._give_back = give_back
+
+    def release(self) -> None:
+        """Gives the bytes back; does nothing the second time, or after ``put``."""
+        self._give_back(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class Lease:
+    """The turn of one answer on one cache: it alone may write into the headroom.
+
+    Attributes:
+        entry: the store's record, for the store only.
+    """
+
+    def __init__(
+        self, entry: Entry, replace: Callable[[Entry, StoredCache, Reservation], Entry]
+    ) -> None:
+        """Made by ``CacheStore.lease``."""
+        self.entry = entry
+        self._replace = replace
+
+    @property
+    def stored(self) -> StoredCache:
+        """The cache, as it is now."""
+        return self.entry.stored
+
+    def grow(self, stored: StoredCache, reservation: Reservation) -> None:
+        """Puts a larger copy in the cache's place and goes on with it.
+
+        Args:
+            stored: of the same tenant and cache id.
+            reservation: of at least its bytes.
+
+        Raises:
+            InternalError: the reservation was released, or is too small.
+        """
+        assert (stored.tenant, stored.cache_id) == self.entry.key, "a lease grows its own cache"
+        self.entry = self._replace(self.entry, stored, reservation)

@@ -1,0 +1,47 @@
+"""The options of cachelink-receiver."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from cachelink_core import limits
+from cachelink_core.config import DaemonConfig, Duration, HttpListen, Listen, Port, written
+
+
+class ReceiverListen(Listen):
+    """The gRPC server."""
+
+    port: Port = 7411
+    """TCP port; 0 lets the system pick."""
+
+
+class ReceiverHttp(HttpListen):
+    """The HTTP server."""
+
+    port: Port = 7412
+    """TCP port; 0 lets the system pick."""
+
+
+class ReceiverConfig(DaemonConfig):
+    """Takes caches in and answers questions from them."""
+
+    program: ClassVar[str] = "cachelink-receiver"
+
+    listen: ReceiverListen = Field(default_factory=ReceiverListen)
+    """The gRPC server."""
+
+    http: ReceiverHttp = Field(default_factory=ReceiverHttp)
+    """The HTTP server: /metrics, /healthz, /readyz."""
+
+    max_lease: Annotated[Duration, Field(ge=limits.MIN_LEASE_S, le=limits.MAX_LEASE_S)] = written(
+        "10m"
+    )
+    """The longest lease that a sender gets, whatever it asks for."""
+
+    overlap: Literal["wait", "copy"] = "wait"
+    """Questions to one cache at once: wait in order, or copy the cache where the budget allows."""
+
+    default_wait: Annotated[Duration, Field(le=limits.MAX_LEASE_S)] = written("30s")
+    """How long a question waits for its cache to arrive when it does not say."""

@@ -16,7 +16,12 @@ INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
 
 MAX_UNDECIDED_TOKENS: Final = 8
 """A character has at most four bytes, so at most four tokens. Ids that give no whole character for
-longer than twice that never will: they are shown as they decode."""
+longer than twice that are no text: they are shown as they decode, up to the last three marks, which
+the next bytes may still complete."""
+
+MAX_INVALID_TOKENS: Final = 64
+"""Ids that give no whole character for longer than this are settled: each id costs a decode of all
+undecided ones."""
 
 
 class Detokenizer:
@@ -31,31 +36,43 @@ class Detokenizer:
         self._decode = decode
         self._context: list[int] = []  # ids whose text is out, and that the next ids need
         self._undecided: list[int] = []
+        self._shown = 0  # characters of the undecided ids that are out
 
     def push(self, token_id: int) -> str:
         """Takes one id; gives the characters that became certain."""
         self._undecided.append(token_id)
-        text = self._new_text()
-        undecided = not text or text.endswith(INCOMPLETE)
-        if undecided and len(self._undecided) <= MAX_UNDECIDED_TOKENS:
+        text = self._undecided_text()
+        if text and not text.endswith(INCOMPLETE):
+            return self._settle(text)
+        if len(self._undecided) <= MAX_UNDECIDED_TOKENS:
             return ""
-        return self._settle(text)
+        if len(self._undecided) > MAX_INVALID_TOKENS:
+            return self._settle(text)
+        marks = len(text) - len(text.rstrip(INCOMPLETE))
+        return self._show(text[: len(text) - min(3, marks)])
 
     def flush(self) -> str:
         """What is left, even if it ends inside a character."""
-        return self._settle(self._new_text())
+        return self._settle(self._undecided_text())
 
-    def _new_text(self) -> str:
+    def _undecided_text(self) -> str:
         known = self._decode(self._context)
         return self._decode(self._context + self._undecided)[len(known) :]
 
+    def _show(self, text: str) -> str:
+        out = text[self._shown :]
+        self._shown = max(self._shown, len(text))
+        return out
+
     def _settle(self, text: str) -> str:
+        out = self._show(text)
         # Ids without text (special tokens) cannot serve as context: the tokenizer would take the
         # next id for the first of a text.
         if text:
             self._context = self._undecided
         self._undecided = []
-        return text
+        self._shown = 0
+        return out
 
 
 class TextStream:

@@ -5,11 +5,8 @@ Axes: H KV heads, T tokens, D head dim, V vocabulary.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -21,8 +18,9 @@ from cachelink_core.engine.base import (
     TokenLogprobs,
     Tokens,
 )
-from cachelink_core.engine.decoding import Forward, Step, TokenLoop
+from cachelink_core.engine.decoding import Step, TokenLoop
 from cachelink_core.engine.executor import DeviceExecutor
+from cachelink_core.engine.model_runner import ModelRunner
 from cachelink_core.engine.sampling import TokenChooser, check_sampling, token_logprobs
 from cachelink_core.engine.text_stream import TextStream
 from cachelink_core.errors import (
@@ -35,9 +33,7 @@ from cachelink_core.errors import (
 )
 from cachelink_core.identity import ModelIdentity
 from cachelink_core.kv.prefix_cache import PrefixCache, cache_bytes
-
-if TYPE_CHECKING:
-    from cachelink_core.kv.rope import KeyRope
+from cachelink_core.kv.rope import KeyRope
 
 
 class TransformersEngine:
@@ -71,20 +67,11 @@ class TransformersEngine:
         """
         if attention != "auto":
             model.set_attn_implementation(attention)
-        self._model = model.eval()
+        self._runner = ModelRunner(model, executor or DeviceExecutor())
         self._tokens = tokens
         self._identity = identity
         self._rope = rope
-        self._executor = executor or DeviceExecutor()
-        self._eos_ids = _eos_ids(model) | frozenset(eos_ids)
-        parameters = inspect.signature(model.forward).parameters
-        # Named ``past_key_values`` before transformers 5.2x, ``cache`` after.
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
-        embedding = model.get_input_embeddings()
-        self._device: torch.device = embedding.weight.device
-        self._vocabulary: int = embedding.weight.shape[0]
-        self._model_tokens = 0
-        embedding.register_forward_pre_hook(self._count)
+        self._eos_ids = self._runner.eos_ids | frozenset(eos_ids)
 
     @property
     def identity(self) -> ModelIdentity:
@@ -99,12 +86,12 @@ class TransformersEngine:
     @property
     def model_tokens(self) -> int:
         """Tokens that went through the model's input embedding since it was loaded."""
-        return self._model_tokens
+        return self._runner.model_tokens
 
     @property
     def executor(self) -> DeviceExecutor:
         """Orders the turns at the device."""
-        return self._executor
+        return self._runner.executor
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -130,7 +117,7 @@ class TransformersEngine:
             raise BudgetExceeded(f"the cache needs {needed} bytes, the budget has {capacity_bytes}")
         identity = self._identity
         return PrefixCache.allocate(
-            identity.layers, identity.dtype, tokens, headroom, self._device, whole=whole
+            identity.layers, identity.dtype, tokens, headroom, self._runner.device, whole=whole
         )
 
     def cache_bytes(self, tokens: int, headroom: int, *, whole: bool) -> int:
@@ -172,7 +159,7 @@ class TransformersEngine:
                 raise HandoffAborted(f"prefill given up at token {cache.length} of {len(ids)}")
             block = cache.length // block_tokens
             stop = min(len(ids), (block + 1) * block_tokens)
-            self._forward(cache, ids[cache.length : stop], urgent=False)
+            self._runner.forward(cache, ids[cache.length : stop], urgent=False)
             if on_block is not None:
                 on_block(block)
 
@@ -234,7 +221,7 @@ class TransformersEngine:
 
     def device_turn(self, *, urgent: bool) -> DeviceTurn:
         """A turn at the device, to be entered. Answers (``urgent``) go before installs."""
-        return self._executor.turn(urgent=urgent)
+        return self._runner.executor.turn(urgent=urgent)
 
     def _loop(
         self,
@@ -256,8 +243,8 @@ class TransformersEngine:
         end = cache.length + len(query_ids) + sampling.max_new_tokens - 1
         self._check_room(cache, "prefix, query and answer", end)
         return TokenLoop(
-            lambda ids: self._forward(cache, ids, urgent=True),
-            TokenChooser(sampling, seen_ids, self._device),
+            lambda ids: self._runner.forward(cache, ids, urgent=True),
+            TokenChooser(sampling, seen_ids, self._runner.device),
             query_ids,
             max_new_tokens=sampling.max_new_tokens,
             eos_ids=() if sampling.ignore_eos else self._eos_ids,
@@ -278,46 +265,12 @@ class TransformersEngine:
             yield Delta(rest, ())
         yield loop.finish()
 
-    def _forward(self, cache: PrefixCache, ids: Sequence[int], *, urgent: bool) -> Forward:
-        """One forward of ``ids`` behind ``cache.length``, in one turn at the device."""
-        begin = cache.length
-        with self._executor.turn(urgent=urgent) as turn, torch.inference_mode():
-            counted = self._model_tokens
-            try:
-                logits = self._run_model(cache, ids)
-            except BaseException:
-                # The last layer may have raised the length already.
-                cache.set_length(begin)
-                raise
-            assert cache.length == begin + len(ids), "the model did not write to its cache"
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
-            return Forward(logits, self._model_tokens - counted, turn.waited_s)
-
-    def _run_model(self, cache: PrefixCache, ids: Sequence[int]) -> Tensor:
-        begin = cache.length
-        input_ids = torch.tensor([ids], dtype=torch.long, device=self._device)
-        positions = torch.arange(begin, begin + len(ids), device=self._device)
-        output = self._model(
-            input_ids=input_ids,
-            position_ids=positions.unsqueeze(0),
-            use_cache=True,
-            logits_to_keep=1,
-            **{self._cache_argument: cache.for_model()},
-        )
-        logits: Tensor = output.logits[0, -1].float()
-        return logits
-
-    def _count(self, _module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-        # Inside a turn at the device, so no two threads add at once.
-        self._model_tokens += args[0].numel()
-
     def _check_ids(self, what: str, ids: Sequence[int]) -> None:
         low, high = min(ids, default=0), max(ids, default=0)
-        if low < 0 or high >= self._vocabulary:
+        if low < 0 or high >= self._runner.vocabulary:
             wrong = low if low < 0 else high
             raise InvalidRequest(
-                f"{what} id {wrong} is outside the vocabulary of {self._vocabulary}"
+                f"{what} id {wrong} is outside the vocabulary of {self._runner.vocabulary}"
             )
 
     def _check_room(self, cache: PrefixCache, what: str, tokens: int) -> None:
@@ -329,18 +282,6 @@ class TransformersEngine:
             raise HeadroomExceeded(
                 f"{what} take {tokens} positions, the cache has room for {cache.capacity}"
             )
-
-
-def _eos_ids(model: PreTrainedModel) -> frozenset[int]:
-    """End-of-sequence ids of the generation configuration and of the model's."""
-    found: set[int] = set()
-    for config in (model.generation_config, model.config, model.config.get_text_config()):
-        ids = getattr(config, "eos_token_id", None)
-        if isinstance(ids, int):
-            found.add(ids)
-        elif ids is not None:
-            found.update(ids)
-    return frozenset(found)
 
 
 __all__ = ["TransformersEngine"]

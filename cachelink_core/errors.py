@@ -55,6 +55,8 @@ it comes from the class, so the set of labels is closed.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import Protocol
 
 
 class CacheLinkError(Exception):
@@ -160,8 +162,34 @@ class IncompatiblePeer(CacheLinkError):
     status = "FAILED_PRECONDITION"
 
 
+class Diff(Protocol):
+    """A differing field with both values: ``identity.FieldDiff``, or one that came over the wire."""
+
+    @property
+    def field(self) -> str:
+        """Its dotted name."""
+
+    @property
+    def ours(self) -> str:
+        """The value of the node that compared."""
+
+    @property
+    def theirs(self) -> str:
+        """The value of its peer."""
+
+
 class IdentityMismatch(IncompatiblePeer):
-    """The models differ; the message names each differing field with both values."""
+    """The models differ; the message names each differing field with both values.
+
+    Attributes:
+        diffs: the same, field by field, as seen by the node that refused.
+    """
+
+    def __init__(self, diffs: Iterable[Diff] = (), message: str | None = None) -> None:
+        self.diffs = tuple(diffs)
+        named = "; ".join(f"{d.field}: ours {d.ours}, theirs {d.theirs}" for d in self.diffs)
+        fields = "1 field" if len(self.diffs) == 1 else f"{len(self.diffs)} fields"
+        super().__init__(message or f"identity differs in {fields}: {named}")
 
 
 class UnsupportedVersion(IncompatiblePeer):

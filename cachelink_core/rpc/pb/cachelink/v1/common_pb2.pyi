@@ -31,12 +31,12 @@ class ErrorInfo(_message.Message):
     reason: _builtins.str
     """The error class in snake case; a closed list (cachelink_core/errors.py)."""
     message: _builtins.str
-    """For people. Names the field and both values."""
+    """For people. Names the field and both values. Empty in a google.rpc.Status, which has it already."""
     retryable: _builtins.bool
     """Whether the same call may succeed when it is tried again."""
     @_builtins.property
     def diffs(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldDiff]:
-        """For an identity mismatch: each differing field."""
+        """For an identity mismatch: the differing fields, as many as fit into 3 KiB of status."""
 
     def __init__(
         self,

@@ -1,0 +1,67 @@
+"""The Python client.
+
+    from cachelink_core.rpc.client import Document, HeldCache, Question, ReceiverClient, SenderClient
+
+    with SenderClient("127.0.0.1:52401") as sender, ReceiverClient("127.0.0.1:52402") as receiver:
+        receipt = sender.handoff(Document(text), "receiver", codec="int4+zstd")
+        answer = receiver.answer(HeldCache(receipt.cache_id), Question("Who wrote it?"))
+        for delta in answer:
+            print(delta.text, end="", flush=True)
+        print(answer.final.path)
+
+``AsyncSenderClient`` and ``AsyncReceiverClient`` have the same verbs. Every call has a deadline, and
+every failure is a ``CacheLinkError``: the class that the node raised, or ``LinkError`` when there was
+no node to raise one. Importing this loads neither torch nor transformers.
+"""
+
+from cachelink_core.rpc.client_aio import AsyncAnswer, AsyncReceiverClient, AsyncSenderClient
+from cachelink_core.rpc.client_sync import Answer, ReceiverClient, SenderClient
+from cachelink_core.rpc.tls import TlsFiles
+from cachelink_core.rpc.types import (
+    AnswerRequest,
+    CacheInfo,
+    CacheList,
+    Conversation,
+    Delta,
+    Document,
+    Final,
+    HandoffRequest,
+    HeldCache,
+    HeldHandoff,
+    Message,
+    NodeInfo,
+    Progress,
+    Question,
+    Receipt,
+    Sampling,
+    TokenIds,
+    VerbatimText,
+)
+
+__all__ = [
+    "Answer",
+    "AnswerRequest",
+    "AsyncAnswer",
+    "AsyncReceiverClient",
+    "AsyncSenderClient",
+    "CacheInfo",
+    "CacheList",
+    "Conversation",
+    "Delta",
+    "Document",
+    "Final",
+    "HandoffRequest",
+    "HeldCache",
+    "HeldHandoff",
+    "Message",
+    "NodeInfo",
+    "Progress",
+    "Question",
+    "Receipt",
+    "ReceiverClient",
+    "Sampling",
+    "SenderClient",
+    "TlsFiles",
+    "TokenIds",
+    "VerbatimText",
+]

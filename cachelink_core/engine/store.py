@@ -75,7 +75,7 @@ class CacheStore:
         """
         assert nbytes >= 0, f"cannot reserve {nbytes} bytes"
         with self._lock:
-            gone = self._expire()
+            gone = [*self._expire()]
             fixed = self._reserved + self._pinned_bytes()
             fits = fixed + nbytes <= self._budget
             if fits:
@@ -361,7 +361,7 @@ class CacheStore:
         unused = (entry for entry in self._entries.values() if not entry.pins)
         return min(unused, key=lambda entry: entry.used_s)
 
-    def _expire(self) -> list[Evicted]:
+    def _expire(self) -> Sequence[Evicted]:
         if self._ttl_s is None:
             return []
         oldest = self._clock() - self._ttl_s

@@ -1,0 +1,49 @@
+"""Commands that build the recall pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from transformers import AutoModelForCausalLM
+
+from cachelink_bench.recall_pair.base_training import BaseTrainer, BaseTraining
+from cachelink_bench.recall_pair.models import BASE_SEEDS, SHAPES, Role
+from cachelink_bench.recall_pair.recall import recall_by_facts
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_show_locals=False)
+
+DEFAULT_STEPS = 1_600
+EVALUATE_SEED = 1
+
+
+@app.command("train-base")
+def train_base(
+    role: Annotated[Role, typer.Option(help="Which model of the pair.")],
+    out: Annotated[Path, typer.Option(help="Folder of state, curve and model.")],
+    seed: Annotated[int | None, typer.Option(help="Default: that of the committed model.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = DEFAULT_STEPS,
+    threads: Annotated[int, typer.Option(min=1, help="More than one: other rounding.")] = 1,
+) -> None:
+    """Train one model from scratch, or go on where a stopped training left off."""
+    torch.set_num_threads(threads)
+    plan = BaseTraining(SHAPES[role], BASE_SEEDS[role] if seed is None else seed, steps)
+    BaseTrainer(plan, out).run(lambda line: print(line, flush=True))
+
+
+@app.command("evaluate")
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="Folder of a trained model.")],
+    documents: Annotated[int, typer.Option(min=1, help="Held-out documents for each row.")] = 64,
+    queries: Annotated[int, typer.Option(min=1, help="Asked of each document.")] = 8,
+    seed: Annotated[int, typer.Option(help="Of the documents.")] = EVALUATE_SEED,
+) -> None:
+    """Print the recall of a trained model on held-out documents, in bfloat16 and float32."""
+    torch.set_num_threads(1)
+    for dtype in (torch.bfloat16, torch.float32):
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+        recalls = recall_by_facts(loaded, documents=documents, queries=queries, seed=seed)
+        for facts, recall in recalls.items():
+            print(f"{dtype}: recall {recall:.4f} of {facts} facts")

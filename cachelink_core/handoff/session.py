@@ -186,7 +186,7 @@ class HandoffSession:
             MissingChunk: not every chunk was recorded.
         """
         self._check_complete()
-        records = tuple(self._ledger[i] for i in self.header.layout.chunks() if i in self._ledger)
+        records = self._records()
         return Seal(
             handoff_id=self.header.handoff_id,
             manifest_digest=self._manifest_digest,
@@ -195,6 +195,9 @@ class HandoffSession:
             root=seal_root(self._manifest_digest, [record.digest for record in records]),
             timings=timings,
         )
+
+    def _records(self) -> tuple[ChunkRecord, ...]:
+        return tuple(self._ledger[i] for i in self.header.layout.chunks() if i in self._ledger)
 
     def _check_open(self, handoff_id: str, epoch: str) -> None:
         if handoff_id != self.header.handoff_id:
@@ -263,11 +266,12 @@ class HandoffSession:
                 f"seal.chunk_count is {seal.chunk_count} with {len(seal.chunks)} records; "
                 f"{len(self._ledger)} chunks arrived"
             )
-        for record in seal.chunks:
-            if self._ledger.get((record.block, record.run)) != record:
+        # In the order of the plan: a seal that names one chunk twice would otherwise hide another.
+        for arrived, record in zip(self._records(), seal.chunks, strict=True):
+            if arrived != record:
                 raise SealMismatch(
-                    f"seal's record of chunk (block {record.block}, run {record.run}) "
-                    "is not what arrived"
+                    f"seal's record of chunk (block {record.block}, run {record.run}) is not that "
+                    f"of chunk (block {arrived.block}, run {arrived.run}), which arrived"
                 )
         root = seal_root(self._manifest_digest, [record.digest for record in seal.chunks])
         if root != seal.root:

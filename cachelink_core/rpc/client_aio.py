@@ -6,7 +6,7 @@ It has the verbs of the synchronous one. It carries control calls and answers; c
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -103,7 +103,7 @@ class AsyncAnswer:
 class _AsyncNodeClient:
     """What sender and receiver have in common. One event loop uses it; ``async with`` closes it."""
 
-    make_stub: ClassVar[Callable[[Any], Any]]
+    make_stub: ClassVar[Any]
     """The generated stub of the service."""
 
     def __init__(

@@ -99,7 +99,7 @@ class Answer:
 class _NodeClient:
     """What sender and receiver have in common. Threads may share it; it is a context manager."""
 
-    make_stub: ClassVar[Callable[[grpc.Channel], Any]]
+    make_stub: ClassVar[Any]
     """The generated stub of the service."""
 
     def __init__(

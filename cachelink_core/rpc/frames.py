@@ -84,7 +84,7 @@ def decode_frame(data: bytes) -> Frame:
 
     Raises:
         RemoteProtocolError: it is malformed, or is not exactly one of open, chunk and commit.
-        WrongLength: its payload is above ``limits.MAX_CHUNK_WIRE_BYTES``.
+        WrongLength: its payload is empty, or above ``limits.MAX_CHUNK_WIRE_BYTES``.
         ManifestError: the seal in it is malformed.
     """
     return _canonical_chunk(data) or _parsed(data)
@@ -94,11 +94,14 @@ def _canonical_chunk(data: bytes) -> Chunk | None:
     """The fast way for what our own encoder writes; None for anything else."""
     block, at = _optional_varint(data, 0, _BLOCK)
     run, at = _optional_varint(data, at, _RUN)
+    if max(block, run) >= 2**32:
+        # The generated parser would cut it down to 32 bits, and so to another chunk's index.
+        raise RemoteProtocolError("a chunk's block or run is not a u32 varint")
     if data[at : at + 2] != b"\x2a\x10" or data[at + 18 : at + 19] != b"\x7a":
         return None
     digest = data[at + 2 : at + 18]
     payload_bytes, at = _optional_varint(data, at + 18, _PAYLOAD)
-    if payload_bytes != len(data) - at or max(block, run) >= 2**32:
+    if payload_bytes != len(data) - at:
         return None
     return _chunk(block, run, digest, memoryview(data)[at:])
 
@@ -128,9 +131,10 @@ def _chunk(block: int, run: int, digest: bytes, payload: memoryview) -> Chunk:
         raise RemoteProtocolError(
             f"{name} has a digest of {len(digest)} bytes, not {_DIGEST_BYTES}"
         )
-    if payload.nbytes > limits.MAX_CHUNK_WIRE_BYTES:
+    if not 0 < payload.nbytes <= limits.MAX_CHUNK_WIRE_BYTES:
         raise WrongLength(
-            f"{name} has {payload.nbytes} wire bytes; the limit is {limits.MAX_CHUNK_WIRE_BYTES}"
+            f"{name} has {payload.nbytes} wire bytes; it must have 1 to "
+            f"{limits.MAX_CHUNK_WIRE_BYTES}"
         )
     return Chunk(block, run, payload, digest)
 
@@ -145,7 +149,7 @@ def _append_varint(out: bytearray, value: int) -> None:
 def _optional_varint(data: bytes, at: int, tag: int) -> tuple[int, int]:
     """The varint after ``tag`` if that is at ``at``, else 0; and where it ends.
 
-    A varint of more than five bytes is returned as out of range, for the generated parser to judge.
+    A varint that does not end within five bytes is returned as one beyond any range.
     """
     if at >= len(data) or data[at] != tag:
         return 0, at

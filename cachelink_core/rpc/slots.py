@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cachelink_core.errors import Draining, SlotsTaken
@@ -22,10 +22,20 @@ class Slots:
         limit: how many may run at once.
     """
 
-    def __init__(self, name: str, limit: int) -> None:
+    def __init__(
+        self, name: str, limit: int, on_change: Callable[[int], None] = lambda _in_use: None
+    ) -> None:
+        """Opens ``limit`` slots.
+
+        Args:
+            name: of what they count, for messages.
+            limit: how many may be taken at once.
+            on_change: told the new count, in its order, under the slots' lock.
+        """
         self.name = name
         self.limit = limit
         self._in_use = 0
+        self._on_change = on_change
         self._closed = False
         self._changed = threading.Condition()
 
@@ -48,11 +58,13 @@ class Slots:
             if self._in_use >= self.limit:
                 raise SlotsTaken(f"{self._in_use} of {self.limit} {self.name} are running")
             self._in_use += 1
+            self._on_change(self._in_use)
         try:
             yield
         finally:
             with self._changed:
                 self._in_use -= 1
+                self._on_change(self._in_use)
                 self._changed.notify_all()
 
     def close(self) -> None:

@@ -168,6 +168,10 @@ class Engine(Protocol):
         """Of the model's tokenizer."""
 
     @property
+    def vocabulary_size(self) -> int:
+        """Ids below it can be read."""
+
+    @property
     def model_tokens(self) -> int:
         """Tokens that the model has processed since it was loaded, counted by a hook in it."""
 

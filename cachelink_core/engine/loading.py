@@ -183,3 +183,8 @@ def _quiet_progress() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+def set_threads(count: int) -> None:
+    """Sets how many CPU threads one operation uses. Bit equality is claimed for equal counts only."""
+    torch.set_num_threads(count)

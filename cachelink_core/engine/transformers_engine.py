@@ -84,6 +84,11 @@ class TransformersEngine:
         return self._tokens
 
     @property
+    def vocabulary_size(self) -> int:
+        """Rows of the input embedding: ids below it can be read."""
+        return self._runner.vocabulary
+
+    @property
     def model_tokens(self) -> int:
         """Tokens that went through the model's input embedding since it was loaded."""
         return self._runner.model_tokens

@@ -1,0 +1,286 @@
+"""Opens what an answer is made from: an installed cache, one still arriving, or a prefix read here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from cachelink_core.codec_spec import TRUST_ORDER, Trust
+from cachelink_core.engine.base import Engine, Prefix
+from cachelink_core.engine.header_memory import HeaderMemory
+from cachelink_core.engine.store import CacheStore, StoredCache
+from cachelink_core.errors import (
+    CacheLinkError,
+    HeadroomExceeded,
+    InsufficientTrust,
+    ResourceExhausted,
+    SlotsTaken,
+    StillInTransfer,
+    UnknownCache,
+)
+from cachelink_core.kv.prefix_cache import PrefixCache
+from cachelink_core.manifest import QueryFrame
+from cachelink_core.metrics import Metrics
+from cachelink_core.node.queries import prefix_of
+from cachelink_core.rpc.handlers import Call
+from cachelink_core.rpc.types import AnswerRequest, HeldCache, HeldHandoff, Path
+
+OverlapPolicy = Literal["wait", "copy"]
+
+
+@dataclass
+class Opened:
+    """A prefix ready to be asked.
+
+    Attributes:
+        cache: holding the prefix; this answer alone may write behind it.
+        ids: of the prefix.
+        frame: around a question.
+        path: how it came to be here.
+        why: in words.
+        cached_tokens: taken from a cache.
+        fresh_tokens: read for this answer.
+        trust: what an answer's cache is worth.
+        cache_id: its name, if it has one.
+        phases: seconds spent so far.
+    """
+
+    cache: PrefixCache
+    ids: tuple[int, ...]
+    frame: QueryFrame
+    path: Path
+    why: str
+    cached_tokens: int
+    fresh_tokens: int
+    trust: Trust
+    cache_id: str = ""
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+class Reader(Protocol):
+    """Reads a prefix with this node's own model."""
+
+    def read(
+        self, prefix: Prefix, room: int, call: Call
+    ) -> AbstractContextManager[tuple[PrefixCache, int]]:
+        """Gives a cache that holds the prefix, and how many of its tokens were read just now.
+
+        Args:
+            prefix: what to read.
+            room: tokens of room needed behind it.
+            call: of the caller; reading stops when it is cancelled.
+
+        Raises:
+            BudgetExceeded: no room for it.
+            HandoffAborted: the caller is gone.
+        """
+
+
+class Arrivals(Protocol):
+    """The handoffs that are under way at this node."""
+
+    def wait(self, tenant: str, name: str, wait_s: float, call: Call) -> bool:
+        """Waits for a handoff by handoff id or cache id to end, however it ends.
+
+        Returns:
+            Whether one of that name was or is under way here.
+
+        Raises:
+            StillInTransfer: it has not ended within ``wait_s``.
+        """
+
+
+class NoArrivals:
+    """For a node that receives nothing."""
+
+    def wait(self, tenant: str, name: str, wait_s: float, call: Call) -> bool:  # noqa: ARG002
+        """Nothing is under way."""
+        return False
+
+
+class TransientReader:
+    """Reads a prefix for one answer and forgets it."""
+
+    def __init__(self, engine: Engine, store: CacheStore, block_tokens: int) -> None:
+        """Binds engine, byte budget and prefill schedule."""
+        self._engine = engine
+        self._store = store
+        self._block_tokens = block_tokens
+
+    @contextmanager
+    def read(self, prefix: Prefix, room: int, call: Call) -> Iterator[tuple[PrefixCache, int]]:
+        """See ``Reader``."""
+        size = self._engine.cache_bytes(len(prefix.ids), room, whole=True)
+        with self._store.reserve(size):
+            cache = self._engine.open_cache(len(prefix.ids), room, whole=True)
+            self._engine.prefill(cache, prefix.ids, self._block_tokens, cancelled=call.cancelled)
+            cache.use_window()
+            yield cache, len(prefix.ids)
+
+
+class Contexts:
+    """Opens contexts and applies the policies: waiting, trust, fallback, overlap, growth."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        store: CacheStore,
+        memory: HeaderMemory,
+        reader: Reader,
+        arrivals: Arrivals,
+        metrics: Metrics,
+        headroom_tokens: int,
+        overlap: OverlapPolicy,
+    ) -> None:
+        """Binds the node's parts."""
+        self._engine = engine
+        self._store = store
+        self._memory = memory
+        self._reader = reader
+        self._arrivals = arrivals
+        self._metrics = metrics
+        self._headroom_tokens = headroom_tokens
+        self._overlap = overlap
+
+    @contextmanager
+    def open(self, request: AnswerRequest, room: int, call: Call) -> Iterator[Opened]:
+        """Opens the context of a request.
+
+        Args:
+            request: names the context and the policies.
+            room: tokens of room needed behind the prefix; the query may need more, see ``grown``.
+            call: of the caller.
+
+        Raises:
+            UnknownCache: no such cache, and re-reading was not asked for or is impossible.
+            StillInTransfer: still arriving after the wait.
+            InsufficientTrust: less exact than asked for.
+            ResourceExhausted: no room to re-read.
+        """
+        context = request.context
+        if not isinstance(context, HeldCache | HeldHandoff):
+            prefix = prefix_of(self._engine.tokens, context)
+            with self._read(prefix, room, "the request gives the prefix itself", call) as opened:
+                yield opened
+            return
+        name = context.cache_id if isinstance(context, HeldCache) else context.handoff_id
+        with ExitStack() as stack:
+            try:
+                opened = stack.enter_context(self._held(name, request, call))
+            except (UnknownCache, InsufficientTrust) as error:
+                if request.on_failure != "recompute" or isinstance(error, StillInTransfer):
+                    raise
+                prefix = self._remembered(name, call.tenant, error)
+                self._metrics.fallback_recompute.labels(reason=error.reason).inc()
+                why = f"{error.reason}: {error}"
+                opened = stack.enter_context(self._read(prefix, room, why, call))
+            yield opened
+
+    @contextmanager
+    def grown(self, opened: Opened, room: int) -> Iterator[PrefixCache]:
+        """The cache with at least ``room`` tokens behind the prefix, copied if it has to be.
+
+        Raises:
+            HeadroomExceeded: it has less room, and the byte budget does not allow a copy.
+        """
+        cache = opened.cache
+        if cache.capacity - cache.length >= room:
+            yield cache
+            return
+        size = self._engine.cache_bytes(len(opened.ids), room, whole=True)
+        try:
+            reservation = self._store.reserve(size)
+        except ResourceExhausted as error:
+            raise HeadroomExceeded(
+                f"query and answer need {room} tokens of room, the cache has "
+                f"{cache.capacity - cache.length}, and it cannot grow: {error}"
+            ) from error
+        with reservation:
+            yield cache.copy(len(opened.ids), room)
+
+    @contextmanager
+    def _held(self, name: str, request: AnswerRequest, call: Call) -> Iterator[Opened]:
+        began = time.monotonic()
+        self._await(name, request, call)
+        phases = {"wait": time.monotonic() - began}
+        began = time.monotonic()
+        with self._writable(name, call) as (entry, cache):
+            if TRUST_ORDER.index(entry.trust) < TRUST_ORDER.index(request.least_trust):
+                raise InsufficientTrust(
+                    f"cache {entry.cache_id} is {entry.trust}; asked for {request.least_trust}"
+                )
+            phases["queue"] = time.monotonic() - began
+            yield Opened(
+                cache=cache,
+                ids=entry.ids,
+                frame=entry.frame,
+                path=entry.trust,
+                why=f"cache {entry.cache_id} is installed",
+                cached_tokens=len(entry.ids),
+                fresh_tokens=0,
+                trust=entry.trust,
+                cache_id=entry.cache_id,
+                phases=phases,
+            )
+
+    def _await(self, name: str, request: AnswerRequest, call: Call) -> None:
+        """Waits for a cache that is still arriving; one that is here needs no wait."""
+        if self._store.find(call.tenant, name) is None:
+            self._arrivals.wait(call.tenant, name, request.wait_s, call)
+
+    @contextmanager
+    def _writable(self, name: str, call: Call) -> Iterator[tuple[StoredCache, PrefixCache]]:
+        """The entry's own cache in turn, or a copy when another answer has it and policy says so."""
+        copies = self._overlap == "copy"
+        with ExitStack() as stack:
+            try:
+                lease = stack.enter_context(
+                    self._store.lease(
+                        call.tenant,
+                        name,
+                        timeout_s=0.0 if copies else None,
+                        cancelled=None if copies else call.cancelled,
+                    )
+                )
+            except SlotsTaken:
+                entry = stack.enter_context(self._store.pin(call.tenant, name))
+                tokens = len(entry.ids)
+                size = self._engine.cache_bytes(tokens, self._headroom_tokens, whole=True)
+                stack.enter_context(self._store.reserve(size))
+                yield entry, entry.cache.copy(tokens, self._headroom_tokens)
+                return
+            entry = lease.stored
+            stack.callback(entry.cache.truncate, len(entry.ids))
+            yield entry, entry.cache
+
+    @contextmanager
+    def _read(self, prefix: Prefix, room: int, why: str, call: Call) -> Iterator[Opened]:
+        began = time.monotonic()
+        with self._reader.read(prefix, room, call) as (cache, fresh):
+            elapsed = time.monotonic() - began
+            self._metrics.tokens.labels(kind="prefix").inc(fresh)
+            cached = len(prefix.ids) - fresh
+            yield Opened(
+                cache=cache,
+                ids=prefix.ids,
+                frame=prefix.frame,
+                path="exact" if cached else "recompute",
+                why=why,
+                cached_tokens=cached,
+                fresh_tokens=fresh,
+                trust="exact",
+                phases={"prefix": elapsed},
+            )
+
+    def _remembered(self, name: str, tenant: str, error: CacheLinkError) -> Prefix:
+        entry = self._store.find(tenant, name)
+        if entry is not None:
+            return Prefix(entry.ids, entry.frame)
+        remembered = self._memory.recall(tenant, name)
+        if remembered is None:
+            raise error
+        return Prefix(remembered.ids, remembered.frame)

@@ -1,0 +1,140 @@
+"""One handoff at the receiver: session, destination and clock marks, with a single owner."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from cachelink_core.engine.base import Engine
+from cachelink_core.engine.chunks import ChunkInstaller
+from cachelink_core.engine.store import Reservation
+from cachelink_core.errors import CacheLinkError
+from cachelink_core.handoff import HandoffSession, State, events
+from cachelink_core.kv.prefix_cache import PrefixCache
+from cachelink_core.manifest import Header, Seal
+
+
+@dataclass
+class Marks:
+    """Monotonic seconds on the receiver's clock."""
+
+    opened_s: float = 0.0
+    last_frame_s: float = 0.0
+    decoded_s: float = 0.0
+    verify_s: float = 0.0
+    device_wait_s: float = 0.0
+    verified_at_s: list[float] = field(default_factory=list)
+    installed_at_s: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Incoming:
+    """A handoff from Reserve to its end.
+
+    ``lock`` orders the stream's thread, the lease's reaper and Abort: whoever moves the session
+    holds it. The destination belongs to this object until it is published or released.
+    """
+
+    tenant: str
+    session: HandoffSession
+    cache: PrefixCache
+    reservation: Reservation
+    check_s: float
+    admitted_s: float
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    ended: threading.Event = field(default_factory=threading.Event)
+    marks: Marks = field(default_factory=Marks)
+
+    @property
+    def header(self) -> Header:
+        """As admitted."""
+        return self.session.header
+
+    def end(self, event: events.Fail | events.Abort | events.Expire) -> int:
+        """Ends it badly and frees everything; does nothing if it has ended.
+
+        Returns:
+            Bytes freed.
+        """
+        with self.lock:
+            if self.session.state.final:
+                return 0
+            self.session.handle(event, time.monotonic())
+            freed = self.reservation.nbytes
+            self.free()
+        return freed
+
+    def free(self) -> None:
+        """Gives the reservation back and wakes whoever waits for the end; idempotent."""
+        self.reservation.release()
+        self.ended.set()
+
+
+class BlockCounter:
+    """Counts chunks down to the moment at which a block is complete."""
+
+    def __init__(self, header: Header) -> None:
+        self._left = [len(header.layout.block_chunks(b)) for b in range(header.layout.block_count)]
+
+    def done(self, block: int) -> bool:
+        """Notes one chunk of ``block``; whether it was the last."""
+        self._left[block] -= 1
+        return not self._left[block]
+
+
+class ChunkSink:
+    """Takes verified chunks into the destination and keeps the marks."""
+
+    def __init__(self, engine: Engine, incoming: Incoming) -> None:
+        self._engine = engine
+        self._incoming = incoming
+        self.installer = ChunkInstaller(engine, incoming.header, incoming.cache)
+        self._counter = BlockCounter(incoming.header)
+
+    def take(self, chunk: events.Chunk) -> None:
+        """Verifies and installs one chunk.
+
+        Raises:
+            CacheLinkError: it is not what the plan and its digest say, or the handoff has ended.
+        """
+        incoming, marks = self._incoming, self._incoming.marks
+        began = time.monotonic()
+        with incoming.lock:
+            self._check_alive()
+            incoming.session.handle(chunk, began)
+        verified = time.monotonic()
+        marks.verify_s += verified - began
+        with self._engine.device_turn(urgent=False) as turn:
+            # Held over the write: Abort and expiry free the destination under the same lock.
+            with incoming.lock:
+                self._check_alive()
+                self.installer.install(chunk.block, chunk.run, chunk.payload)
+            marks.device_wait_s += turn.waited_s
+        marks.decoded_s = time.monotonic()
+        if self._counter.done(chunk.block):
+            marks.verified_at_s.append(verified - incoming.admitted_s)
+            marks.installed_at_s.append(marks.decoded_s - incoming.admitted_s)
+
+    def commit(self, seal: Seal) -> None:
+        """Holds the seal against what arrived; the session is then Mapped.
+
+        Raises:
+            CacheLinkError: they differ, or the handoff has ended.
+        """
+        incoming = self._incoming
+        with incoming.lock:
+            self._check_alive()
+            incoming.session.handle(events.Commit(seal), time.monotonic())
+            self.installer.finish()
+            incoming.session.handle(events.Map(), time.monotonic())
+
+    def _check_alive(self) -> None:
+        session = self._incoming.session
+        if session.state in (State.EXPIRED, State.FAILED) and session.error is not None:
+            raise _again(session.error)
+
+
+def _again(error: CacheLinkError) -> CacheLinkError:
+    """A fresh copy of an error, so that two threads never raise one object."""
+    return type(error)(*error.args)

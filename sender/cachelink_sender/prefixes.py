@@ -1,0 +1,147 @@
+"""The sender's prefilled caches: one prefill serves every receiver, codec and question."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cachelink_core import names
+from cachelink_core.codec_spec import NATIVE
+from cachelink_core.engine.base import Engine, Prefix
+from cachelink_core.engine.store import CacheStore, Reservation, StoredCache
+from cachelink_core.errors import UnknownCache
+from cachelink_core.kv.prefix_cache import PrefixCache
+from cachelink_core.manifest import MAPPER_NONE, pack_ids
+from cachelink_core.rpc.handlers import Call
+from cachelink_sender.prefill_job import PrefillJob, aborted
+
+
+class Prefixes:
+    """Finds, grows or makes the cache of a prefix. Safe for threads.
+
+    Two requests for the same prefix share one prefill, also while it runs.
+    """
+
+    def __init__(
+        self, *, engine: Engine, store: CacheStore, block_tokens: int, headroom_tokens: int
+    ) -> None:
+        """Binds the node's parts."""
+        self._engine = engine
+        self._store = store
+        self._block_tokens = block_tokens
+        self._headroom_tokens = headroom_tokens
+        self._lock = threading.Lock()
+        self._running: dict[tuple[str, str], PrefillJob] = {}
+
+    @contextmanager
+    def follow(self, prefix: Prefix, tenant: str) -> Iterator[tuple[str, PrefillJob]]:
+        """Gives the name of a prefix's cache and the job that fills it, perhaps long done.
+
+        The cache is not freed before the end of the ``with``.
+
+        Raises:
+            BudgetExceeded: there is no room for it.
+        """
+        name = self.name_of(prefix.ids, tenant)
+        held = self._store.find(tenant, name)
+        if held is not None:
+            try:
+                with self._store.pin(tenant, name) as entry:
+                    yield name, PrefillJob(self._engine, entry.cache, entry.ids, self._block_tokens)
+                    return
+            except UnknownCache:
+                pass  # evicted between the two look-ups: it is read again
+        job = self._join(name, prefix, tenant)
+        try:
+            yield name, job
+        finally:
+            job.leave()
+
+    def name_of(self, ids: tuple[int, ...], tenant: str) -> str:
+        """The name that the cache of ``ids`` has at this node."""
+        return names.cache_id(
+            tenant=tenant,
+            receiver=self._engine.identity,
+            sender=self._engine.identity,
+            block_tokens=self._block_tokens,
+            token_ids=pack_ids(ids),
+            codec=NATIVE,
+            mapper=MAPPER_NONE,
+        )
+
+    def _join(self, name: str, prefix: Prefix, tenant: str) -> PrefillJob:
+        with self._lock:
+            running = self._running.get((tenant, name))
+            if running is not None and running.follow():
+                return running
+            reservation, cache = self._allocate(prefix, tenant)
+            job = PrefillJob(self._engine, cache, prefix.ids, self._block_tokens)
+            job.follow()
+            self._running[tenant, name] = job
+        job.start(on_end=lambda: self._ended(name, prefix, tenant, job, reservation))
+        return job
+
+    def _allocate(self, prefix: Prefix, tenant: str) -> tuple[Reservation, PrefixCache]:
+        """A new cache, or a copy of the longest held beginning with room for the rest."""
+        tokens = len(prefix.ids)
+        size = self._engine.cache_bytes(tokens, self._headroom_tokens, whole=True)
+        beginning = self._store.longest_prefix(tenant, prefix.ids)
+        reservation = self._store.reserve(size)
+        try:
+            if beginning is not None:
+                held = len(beginning.ids)
+                cache = beginning.cache.copy(held, tokens - held + self._headroom_tokens)
+            else:
+                cache = self._engine.open_cache(tokens, self._headroom_tokens, whole=True)
+        except BaseException:
+            reservation.release()
+            raise
+        return reservation, cache
+
+    def _ended(
+        self, name: str, prefix: Prefix, tenant: str, job: PrefillJob, reservation: Reservation
+    ) -> None:
+        with self._lock:
+            self._running.pop((tenant, name), None)
+            if job.error is not None:
+                reservation.release()
+                return
+            self._store.put(
+                StoredCache(
+                    tenant=tenant,
+                    cache_id=name,
+                    handoff_id="",
+                    cache=job.cache,
+                    ids=prefix.ids,
+                    frame=prefix.frame,
+                    trust="exact",
+                    codec="",
+                    producer=self._engine.identity,
+                ),
+                reservation,
+            )
+
+
+class HeldReader:
+    """A ``Reader`` that keeps what it has read: the sender's side of Answer."""
+
+    def __init__(self, prefixes: Prefixes, store: CacheStore) -> None:
+        """Binds the sender's caches."""
+        self._prefixes = prefixes
+        self._store = store
+
+    @contextmanager
+    def read(self, prefix: Prefix, room: int, call: Call) -> Iterator[tuple[PrefixCache, int]]:
+        """See ``Reader``; the room behind it is the store's headroom, grown by the caller."""
+        del room
+        with self._prefixes.follow(prefix, call.tenant) as (name, job):
+            while not job.wait_end():
+                if call.cancelled():
+                    raise aborted()
+            with self._store.lease(call.tenant, name, cancelled=call.cancelled) as lease:
+                cache = lease.stored.cache
+                try:
+                    yield cache, job.fresh_tokens
+                finally:
+                    cache.truncate(len(prefix.ids))

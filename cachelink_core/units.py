@@ -46,7 +46,7 @@ _BITS: Final[dict[str, int]] = {
 }
 
 _N = TypeVar("_N", int, float)
-_NUMBER: Final = r"\d+(?:\.\d+)?"
+_NUMBER: Final = r"[0-9]+(?:\.[0-9]+)?"
 _QUANTITY: Final = re.compile(rf"({_NUMBER})\s*([A-Za-z]*)")
 _TIME_PART: Final = re.compile(rf"({_NUMBER})\s*([a-z]+)\s*")
 

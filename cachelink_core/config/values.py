@@ -15,7 +15,7 @@ from cachelink_core.errors import ConfigError
 
 _T = TypeVar("_T")
 
-_ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
+_ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 
 
 def written(text: str) -> Any:

@@ -36,9 +36,7 @@ class ModelRunner:
             executor: orders the turns at that device.
         """
         self._model = model.eval()
-        parameters = inspect.signature(model.forward).parameters
-        # Renamed between transformers 5.17 and 5.24.
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._cache_argument = cache_argument(model)
         embedding = model.get_input_embeddings()
         embedding.register_forward_pre_hook(self._count)
         self._model_tokens = 0
@@ -91,6 +89,11 @@ class ModelRunner:
     def _count(self, _module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         # Inside a turn at the device: no two threads add at once.
         self._model_tokens += args[0].numel()
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """Name of the forward's cache argument: it changed between transformers 5.17 and 5.24."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _eos_ids(model: PreTrainedModel) -> frozenset[int]:

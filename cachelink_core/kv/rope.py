@@ -34,8 +34,9 @@ class KeyRope:
     """Removes and applies the rotation of one model's keys, with that model's own tables.
 
     The tables are taken in the model's dtype and upcast; the arithmetic is float32. Stripping and
-    re-applying returns a bf16 cache bit for bit but for rare channels much smaller than their
-    partner, where float32 rounding shows; a float32 cache returns within 3e-7 of its largest key.
+    re-applying returns a float32 cache within 3e-7 of its largest key. A bf16 cache returns bit for
+    bit except in about 2 of 10,000 channels, each a thousand times smaller than its partner, where
+    float32 rounding shows. So an exact cache travels rotated.
 
     Attributes:
         layers: one rule a layer.
@@ -104,7 +105,7 @@ class KeyRope:
             out.copy_(content)
             return
         cos, sin = self._angles(rule, content, start)
-        rotate(content, cos, sin, rule.layout, rule.rotary_dim, out)
+        out.copy_(rotate(content, cos, sin, rule.layout, rule.rotary_dim))
 
     def tables_digest(self, tokens: int) -> str:
         """BLAKE3 of every distinct table at positions 0, 1 and ``tokens - 1``, in hexadecimal.

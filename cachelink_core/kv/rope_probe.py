@@ -47,12 +47,14 @@ class LayerEvidence:
 
     Attributes:
         keys: ``[H, T, D]`` as cached.
-        sources: outputs of the key norm and projections, by module name, in any shape.
+        projections: outputs of the key or fused projections, in any shape.
+        norms: inputs and outputs of the key norms, in any shape.
         calls: the rotary calls whose tables the layer may have used.
     """
 
     keys: Tensor
-    sources: dict[str, Tensor]
+    projections: list[Tensor]
+    norms: list[tuple[Tensor, Tensor]]
     calls: list[ProbedCall]
 
 
@@ -60,18 +62,23 @@ class LayerEvidence:
 class _Recorder:
     """Filled by the hooks."""
 
-    sources: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    projections: dict[int, list[Tensor]] = field(default_factory=dict)
+    norms: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
     handed: dict[int, list[Tensor]] = field(default_factory=dict)
     calls: list[ProbedCall] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
 @torch.no_grad()
-def probe(model: PreTrainedModel) -> list[LayerEvidence]:
+def probe(model: PreTrainedModel, positions: Tensor | None = None) -> list[LayerEvidence]:
     """Runs the probe.
 
     The positions are spread over the model's whole window, not 0 to 15: near position 0 the slow
     pairs hardly turn, and a rule that is wrong for them only would pass.
+
+    Args:
+        model: loaded, in any dtype.
+        positions: ``[T]`` to run at instead, strictly increasing.
 
     Raises:
         UnsupportedModel: the model has no layers with a key projection, its rotary tables are not
@@ -80,8 +87,10 @@ def probe(model: PreTrainedModel) -> list[LayerEvidence]:
     decoder = model.get_decoder()
     config = text_config(model)
     device = next(decoder.parameters()).device
-    positions = probe_positions(config.max_position_embeddings).to(device)
-    ids = (7 + 13 * torch.arange(PROBE_TOKENS, device=device)) % config.vocab_size
+    if positions is None:
+        positions = probe_positions(config.max_position_embeddings)
+    positions = positions.to(device)
+    ids = (7 + 13 * torch.arange(positions.shape[0], device=device)) % config.vocab_size
     cache = DynamicCache()
     recorder = _Recorder()
     with _hooks(decoder, recorder, positions):
@@ -117,9 +126,9 @@ def _forward(decoder: nn.Module, ids: Tensor, positions: Tensor, cache: DynamicC
 def _evidence(config: Any, recorder: _Recorder, cache: DynamicCache) -> list[LayerEvidence]:
     kind, count = config.model_type, config.num_hidden_layers
     cached = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
-    if len(recorder.sources) != count or len(cached) != count:
+    if len(recorder.projections) != count or len(cached) != count:
         raise UnsupportedModel(
-            f"{kind}: num_hidden_layers={count}, but {len(recorder.sources)} layers have a key "
+            f"{kind}: num_hidden_layers={count}, but {len(recorder.projections)} layers have a key "
             f"projection and {len(cached)} layers cached keys"
         )
     found = []
@@ -132,7 +141,14 @@ def _evidence(config: Any, recorder: _Recorder, cache: DynamicCache) -> list[Lay
         handed = recorder.handed.get(index, [])
         own = [call for call in recorder.calls if any(call.cos is tensor for tensor in handed)]
         # Tables that were moved or sliced on the way are not recognized: then all are tried.
-        found.append(LayerEvidence(layer.keys[0], recorder.sources[index], own or recorder.calls))
+        found.append(
+            LayerEvidence(
+                layer.keys[0],
+                recorder.projections[index],
+                recorder.norms.get(index, []),
+                own or recorder.calls,
+            )
+        )
     return found
 
 
@@ -166,9 +182,11 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 def _source_hook(recorder: _Recorder, index: int, name: str) -> Any:
-    def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-        tensor = output[0] if isinstance(output, tuple) else output
-        recorder.sources.setdefault(index, {})[name] = tensor
+    def hook(_module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        if name.rpartition(".")[2] in KEY_NORMS:
+            recorder.norms.setdefault(index, []).append((args[0], output))
+        else:
+            recorder.projections.setdefault(index, []).append(output)
 
     return hook
 

@@ -96,12 +96,8 @@ def choose_rule(where: str, evidence: LayerEvidence) -> tuple[LayerRule, RotaryC
 
 def measure_rules(evidence: LayerEvidence) -> Iterator[tuple[LayerRule, RotaryCall | None]]:
     """Every rule with its residual, best key source each."""
-    heads, tokens, head_dim = evidence.keys.shape
-    sources = [
-        view.float()
-        for raw in evidence.sources.values()
-        for view in key_views(raw, heads, tokens, head_dim)
-    ]
+    head_dim = evidence.keys.shape[-1]
+    sources = [source.float() for source in key_sources(evidence)]
     unrotated = evidence.keys.float()
     yield _rule(evidence, "identity", 0, None, "all", _residual(unrotated, sources)), None
     for probed in evidence.calls:
@@ -141,6 +137,23 @@ def _residual(content: Tensor, sources: list[Tensor]) -> float:
     """Smallest over the sources; infinite where it is not a number."""
     residuals = [((content - source).abs().max() / source.abs().max()).item() for source in sources]
     return min((value for value in residuals if not math.isnan(value)), default=float("inf"))
+
+
+def key_sources(evidence: LayerEvidence) -> list[Tensor]:
+    """Every tensor ``[H, T, D]`` that may be the keys before the rotation.
+
+    A key norm counts only if it was fed by a projection: one that comes after the rotation gives
+    exactly the cached keys, and would pass the layer off as one without RoPE.
+    """
+    shape = evidence.keys.shape
+    projected = [view for raw in evidence.projections for view in key_views(raw, *shape)]
+    normed = [
+        view
+        for fed, raw in evidence.norms
+        if any(torch.equal(a, b) for a in key_views(fed, *shape) for b in projected)
+        for view in key_views(raw, *shape)
+    ]
+    return projected + normed
 
 
 def key_views(raw: Tensor, heads: int, tokens: int, head_dim: int) -> Iterator[Tensor]:

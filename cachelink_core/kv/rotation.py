@@ -38,41 +38,37 @@ def split_pairs(keys: Tensor, layout: KeyLayout, rotary_dim: int) -> tuple[Tenso
     return keys[..., :half], keys[..., half:rotary_dim]
 
 
-def rotate(
-    keys: Tensor, cos: Tensor, sin: Tensor, layout: KeyLayout, rotary_dim: int, out: Tensor
-) -> None:
-    """Turns every pair by its angle, in float32, and casts into ``out``.
+def rotate(keys: Tensor, cos: Tensor, sin: Tensor, layout: KeyLayout, rotary_dim: int) -> Tensor:
+    """Turns every pair by its angle, in float32.
 
     Args:
-        keys: ``[H, T, D]`` of any float dtype; may be ``out`` itself.
+        keys: ``[H, T, D]`` of any float dtype.
         cos: ``[T, P]`` float32, scaled as the model scales it.
         sin: ``[T, P]`` float32.
         layout: which channels form a pair.
         rotary_dim: channels that turn; the others are copied.
-        out: ``[H, T, D]`` of any float dtype.
+
+    Returns:
+        ``[H, T, D]`` float32, new.
     """
-    if rotary_dim:
-        # Both products come before both copies, so that keys and out may share their memory.
-        first, second = split_pairs(keys, layout, rotary_dim)
-        turned_first = first * cos
-        turned_first -= second * sin
-        turned_second = second * cos
-        turned_second += first * sin
-        out_first, out_second = split_pairs(out, layout, rotary_dim)
-        out_first.copy_(turned_first)
-        out_second.copy_(turned_second)
-    if rotary_dim < keys.shape[-1]:
-        out[..., rotary_dim:].copy_(keys[..., rotary_dim:])
+    source = keys.float()
+    turned = torch.empty(keys.shape, dtype=torch.float32, device=keys.device)
+    first, second = split_pairs(source, layout, rotary_dim)
+    turned_first, turned_second = split_pairs(turned, layout, rotary_dim)
+    torch.mul(first, cos, out=turned_first)
+    turned_first.addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=turned_second)
+    turned_second.addcmul_(first, sin)
+    turned[..., rotary_dim:] = source[..., rotary_dim:]
+    return turned
 
 
 def unrotate(keys: Tensor, cos: Tensor, sin: Tensor, layout: KeyLayout, rotary_dim: int) -> Tensor:
-    """Turns every pair back and removes the table's scale: ``[H, T, D]`` → float32, same shape.
+    """Turns every pair back and removes the table's scale; arguments and result as ``rotate``.
 
     The inverse of ``rotate`` is a rotation by the opposite angle divided by m² = cos² + sin². That
     is measured a position and pair, not taken from the configuration: it holds the scale of YaRN
     tables (1.14 at factor 4) and the rounding of bf16 tables (0.9946 to 1.0055) alike.
     """
-    content = torch.empty(keys.shape, dtype=torch.float32, device=keys.device)
     squared_scale = cos * cos + sin * sin
-    rotate(keys, cos / squared_scale, -sin / squared_scale, layout, rotary_dim, content)
-    return content
+    return rotate(keys, cos / squared_scale, -sin / squared_scale, layout, rotary_dim)

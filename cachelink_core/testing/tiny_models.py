@@ -7,6 +7,7 @@ logits differ clearly between tokens, so that a wrong cache shows in greedy deco
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -75,7 +76,8 @@ def tiny_model(
         _spread_parameters(model)
     if key_bias:
         _bias_keys(model, key_bias)
-    return model.to(dtype=dtype).eval().requires_grad_(False)
+    _round_parameters(model, dtype)
+    return model.eval().requires_grad_(False)
 
 
 def save_tiny(family: str, folder: Path, **kwargs: Any) -> Path:
@@ -100,13 +102,24 @@ def _config(
 ) -> Any:
     """The family's configuration; a field that its class does not have is not passed."""
     config_class = getattr(transformers, spec.config)
-    defaults = config_class()
-    fields = {name: value for name, value in BASE_CONFIG.items() if hasattr(defaults, name)}
+    known = {field.name for field in dataclasses.fields(config_class)}
+    known |= config_class.attribute_map.keys()
+    fields = {name: value for name, value in BASE_CONFIG.items() if name in known}
     fields |= copy.deepcopy({**spec.overrides, **overrides})
     if rope_scaling is not None:
         rope = fields.get("rope_parameters") or {"rope_theta": 10_000.0}
         fields["rope_parameters"] = {**rope, **rope_scaling}
     return config_class(**fields)
+
+
+def _round_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Casts as loading in that dtype does.
+
+    ``model.to(dtype)`` would round the rotary frequencies too, which loading leaves in float32.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
 
 
 def _spread_parameters(model: nn.Module) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import msgspec
 
@@ -120,7 +120,16 @@ class CacheLayout:
 
     def slices(self, block: int, run: int) -> tuple[TensorSlice, ...]:
         """The tensor slices of one chunk, in the order of their bytes; empty if it has no chunk."""
-        return _slices(self, block, run)
+        found = self._planned.get((block, run))
+        if found is None:
+            found = self._planned[block, run] = _slices(self, block, run)
+        return found
+
+    @cached_property
+    def _planned(self) -> dict[ChunkIndex, tuple[TensorSlice, ...]]:
+        # Kept here and not in a cache keyed by the layout: hashing the runs of a hostile header for
+        # each of its chunks would take a minute.
+        return {}
 
     def raw_bytes(self, block: int, run: int) -> int:
         """Bytes of the chunk after the codec and before the packing."""
@@ -207,7 +216,6 @@ class CacheLayout:
                 )
 
 
-@lru_cache(maxsize=65_536)
 def _slices(layout: CacheLayout, block: int, run: int) -> tuple[TensorSlice, ...]:
     spec = layout.runs[run]
     block_start, block_stop = layout.block_range(block)

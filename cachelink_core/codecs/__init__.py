@@ -7,4 +7,6 @@ big-endian host would exchange wrong bytes, so it may not import this package.
 import sys
 
 if sys.byteorder != "little":
-    raise ImportError(f"cachelink_core.codecs needs a little-endian host; this one is {sys.byteorder}")
+    raise ImportError(
+        f"cachelink_core.codecs needs a little-endian host; this one is {sys.byteorder}"
+    )

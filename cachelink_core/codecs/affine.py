@@ -5,8 +5,8 @@ values. Its zero point is stored first, rounded down so that it lies at or below
 zero points are float32 and need no rounding); then the scale, rounded up so that the highest code
 reaches the maximum. Codes are computed from the *stored* numbers, so with n the highest code
 
-    |decoded − x| ≤ scale / 2 + 2⁻²² · max|x|,
-    scale ≤ (max − min + z) / n · (1 + 2⁻⁷),     z = 0 for keys, 2⁻⁷ · |min| for values,
+    |decoded − x| ≤ scale / 2 + 2⁻²¹ · max|x|,
+    scale ≤ max((max − min + z) / n, 2⁻⁹⁶) · (1 + 2⁻⁷),  z = 0 for keys, 2⁻⁷ · |min| for values,
 
 before the cast to ``out``'s dtype; the second term is float32 rounding. Nothing is clipped. Search
 for tighter ranges, by squared error, was tried and made the next-token distribution worse: the
@@ -131,7 +131,9 @@ class AffineCodec(TensorCodec):
         heads, tokens, dim = out.shape
         shape = (heads, 1, dim) if kind == "K" else (heads, tokens, -1)
         scales = _get(whole[part.scales], torch.bfloat16).view(shape)
-        zeros = _get(whole[part.zeros], torch.float32 if kind == "K" else torch.bfloat16).view(shape)
+        zeros = _get(whole[part.zeros], torch.float32 if kind == "K" else torch.bfloat16).view(
+            shape
+        )
         codes = self.read_codes(whole[part.data].view(heads, tokens, -1), dim)
         for index, channels in enumerate(channel_groups(self.spec, kind, dim)):
             group = slice(None) if kind == "K" else slice(index, index + 1)

@@ -35,7 +35,9 @@ class NativeCodec(TensorCodec):
 
     def encode(self, tensor: Tensor, kind: TensorKind, start: int) -> list[memoryview]:  # noqa: ARG002
         """One view per run of contiguous rows: a whole tensor, or one head's ``[T, D]`` slab."""
-        rows = tensor.detach().to(device="cpu", dtype=TORCH_DTYPES[wire_dtype(self.spec, self.dtype)])
+        rows = tensor.detach().to(
+            device="cpu", dtype=TORCH_DTYPES[wire_dtype(self.spec, self.dtype)]
+        )
         if not rows.numel():
             return []
         if rows.is_contiguous():
@@ -65,7 +67,7 @@ def check_length(payload: memoryview, expected: int) -> None:
 def byte_view(rows: Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, not copied."""
     flat: Bytes = rows.reshape(-1).view(torch.uint8).numpy()
-    return memoryview(flat)
+    return flat.data
 
 
 def read_rows(raw: Bytes, dtype: DType, out: Tensor) -> None:

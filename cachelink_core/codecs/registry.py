@@ -31,7 +31,9 @@ def tensor_codec(spec: CodecSpec, dtype: DType) -> TensorCodec:
     if spec.id not in CODECS:
         raise UnknownCodec(f"codec {spec.id!r} is not one of {', '.join(CODECS)}")
     if dtype not in TORCH_DTYPES:
-        raise UnknownCodec(f"codec {spec.id}: dtype {dtype!r} is not one of {', '.join(TORCH_DTYPES)}")
+        raise UnknownCodec(
+            f"codec {spec.id}: dtype {dtype!r} is not one of {', '.join(TORCH_DTYPES)}"
+        )
     groups = (spec.key_group_tokens, spec.value_group_channels)
     if spec.quantized and min(groups) < 1:
         raise UnknownCodec(

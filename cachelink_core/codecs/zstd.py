@@ -86,7 +86,7 @@ class ZstdPacking(Packing):
         if form == WHOLE:
             return memoryview(_decompress(body, raw_bytes))
         if form == PLANES and item_bytes in ITEM_TYPES and raw_bytes % item_bytes == 0:
-            return memoryview(_unpack_planes(body, raw_bytes, item_bytes))
+            return _unpack_planes(body, raw_bytes, item_bytes).data
         raise CorruptChunk(
             f"escape byte {form[0]} does not fit a payload of {raw_bytes} bytes in items of "
             f"{item_bytes}"
@@ -98,7 +98,7 @@ class ZstdPacking(Packing):
             return []
         sizes = struct.pack(f"<{len(planes)}I", *(len(frame) for frame in frames))
         bodies = [
-            memoryview(frame) if frame else memoryview(plane)
+            memoryview(frame) if frame else plane.data
             for frame, plane in zip(frames, planes, strict=True)
         ]
         return [memoryview(PLANES), memoryview(sizes), *bodies]
@@ -116,11 +116,11 @@ class ZstdPacking(Packing):
     def _frame(self, raw: Bytes) -> bytes:
         compressor = zstandard.ZstdCompressor(compression_params=self._parameters)
         if self.spec.level > 1:
-            return compressor.compress(raw)
+            return compressor.compress(raw.data)
         stream = compressor.compressobj(size=raw.nbytes)
         pieces: list[bytes] = []
         for at in range(0, raw.nbytes, BLOCK_BYTES):
-            pieces.append(stream.compress(raw[at : at + BLOCK_BYTES]))
+            pieces.append(stream.compress(raw[at : at + BLOCK_BYTES].data))
             if at + BLOCK_BYTES < raw.nbytes:
                 pieces.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
         pieces.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH))
@@ -142,9 +142,7 @@ def _unpack_planes(body: memoryview, raw_bytes: int, item_bytes: int) -> Bytes:
     at = head
     for size, length in zip(sizes, lengths, strict=True):
         piece = body[at : at + length]
-        planes.append(
-            np.frombuffer(_decompress(piece, plane_bytes) if size else piece, np.uint8)
-        )
+        planes.append(np.frombuffer(_decompress(piece, plane_bytes) if size else piece, np.uint8))
         at += length
     return join_planes(planes, item_bytes)
 

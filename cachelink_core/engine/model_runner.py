@@ -50,19 +50,22 @@ class ModelRunner:
         """Tokens that went through the input embedding so far."""
         return self._model_tokens
 
-    def forward(self, cache: PrefixCache, ids: Sequence[int], *, urgent: bool) -> Forward:
+    def forward(
+        self, cache: PrefixCache, ids: Sequence[int], *, urgent: bool, every_logit: bool = False
+    ) -> Forward:
         """Reads ``ids`` behind ``cache.length`` in one forward, in one turn at the device.
 
         Args:
             cache: with room for ``ids``; its length grows by theirs, or stays if this raises.
             ids: at least one.
             urgent: an answer, not a prefill.
+            every_logit: logits ``[T, V]`` after each id, not only ``[V]`` after the last.
         """
         begin = cache.length
         with self.executor.turn(urgent=urgent) as turn, torch.inference_mode():
             counted = self._model_tokens
             try:
-                logits = self._run(cache, ids)
+                logits = self._run(cache, ids, every_logit=every_logit)
             except BaseException:
                 # The last layer may have raised the length already.
                 cache.set_length(begin)
@@ -72,7 +75,7 @@ class ModelRunner:
                 torch.cuda.synchronize(self.device)
             return Forward(logits, self._model_tokens - counted, turn.waited_s)
 
-    def _run(self, cache: PrefixCache, ids: Sequence[int]) -> Tensor:
+    def _run(self, cache: PrefixCache, ids: Sequence[int], *, every_logit: bool) -> Tensor:
         begin = cache.length
         input_ids = torch.tensor([ids], dtype=torch.long, device=self.device)
         positions = torch.arange(begin, begin + len(ids), device=self.device)
@@ -80,11 +83,11 @@ class ModelRunner:
             input_ids=input_ids,
             position_ids=positions.unsqueeze(0),
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=0 if every_logit else 1,
             **{self._cache_argument: cache.for_model()},
         )
-        logits: Tensor = output.logits[0, -1].float()
-        return logits
+        logits: Tensor = output.logits[0].float()
+        return logits if every_logit else logits[-1]
 
     def _count(self, _module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         # Inside a turn at the device: no two threads add at once.

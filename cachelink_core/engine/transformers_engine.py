@@ -212,6 +212,24 @@ class TransformersEngine:
         """
         return iter(self._loop(cache, prefix_ids, query_ids, sampling, cancelled))
 
+    def score(self, cache: PrefixCache, ids: Sequence[int]) -> Tensor:
+        """Logits ``[T, V]`` (float32) after each of ``ids``, read behind the cache in one forward.
+
+        Teacher forcing: how well a cache predicts a text that is known.
+
+        Args:
+            cache: holding the prefix; it grows by ``ids``.
+            ids: at least one.
+
+        Raises:
+            HeadroomExceeded: the cache has no room for ``ids``.
+            InvalidRequest: an id outside the vocabulary.
+            QueryTooLong: beyond the model's window.
+        """
+        self._check_ids("text", ids)
+        self._check_room(cache, "the text", cache.length + len(ids))
+        return self._runner.forward(cache, ids, urgent=False, every_logit=True).logits
+
     def to_content(self, layer: int, keys: Tensor, start: int) -> Tensor:
         """Removes RoPE: ``[H, T, D]`` cached keys from position ``start`` → float32, same shape."""
         return self._rope.to_content(layer, keys, start)

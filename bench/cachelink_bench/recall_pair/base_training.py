@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,12 +19,13 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 
 from cachelink_bench.recall_pair.batches import Batch, training_batch
+from cachelink_bench.recall_pair.checkpoint import save_checkpoint, write_record
 from cachelink_bench.recall_pair.curriculum import Curriculum
 from cachelink_bench.recall_pair.curves import CurvePoint, read_curves, write_curves
-from cachelink_bench.recall_pair.models import Shape, untrained_model
+from cachelink_bench.recall_pair.models import untrained_model
 from cachelink_bench.recall_pair.optimizers import OptimizerPair
+from cachelink_bench.recall_pair.plan import BaseTraining
 from cachelink_bench.recall_pair.recall import recall_by_facts
-from cachelink_bench.recall_pair.tokenizer import recall_tokenizer
 
 TEXT_WEIGHT: Final = 0.05
 """Weight of the plain language-model loss beside the loss on answers."""
@@ -36,36 +37,22 @@ EVALUATION_DOCUMENTS: Final = 16
 EVALUATION_QUERIES: Final = 4
 
 
-@dataclass(frozen=True)
-class BaseTraining:
-    """One training run. Equal fields give equal weights on one machine and thread count.
-
-    Attributes:
-        shape: of the model.
-        seed: of the initial weights and of the batches.
-        steps: optimizer steps; the schedule depends on it.
-        rows: documents in a batch.
-        evaluate_every: steps between points of the curve.
-        save_every: steps between saved states.
-    """
-
-    shape: Shape
-    seed: int
-    steps: int
-    rows: int = 48
-    evaluate_every: int = 100
-    save_every: int = 100
-
-
 class BaseTrainer:
     """A base model with its optimizers, in the middle of a training.
 
-    A folder holds the state, the curve and, at the end, the model: a trainer over a folder with a
-    state continues from there, and ends at the same weights as an uninterrupted one.
+    A folder holds the state and the curve, and at the end the model instead of the state. A trainer
+    over a folder with a state continues from there, and ends at the same weights as an
+    uninterrupted one.
+
+    Args:
+        plan: of the training.
+        folder: made if it is not there.
+
+    Raises:
+        ValueError: the folder holds the state of another training.
     """
 
     def __init__(self, plan: BaseTraining, folder: Path) -> None:
-        torch.use_deterministic_algorithms(mode=True)
         self.plan = plan
         self.folder = folder
         self.model = untrained_model(plan.shape, plan.seed)
@@ -98,6 +85,8 @@ class BaseTrainer:
                 self._save_state()
         if self.step == self.plan.steps:
             save_checkpoint(self.model, self.folder)
+            write_record(self.folder, self.plan, self._points[-1])
+            (self.folder / STATE_FILE).unlink(missing_ok=True)
 
     def _train_step(self) -> None:
         batch = training_batch(self.plan.seed, self.step, self._curriculum.facts, self.plan.rows)
@@ -198,14 +187,3 @@ def batch_loss(model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, floa
 def _mean(values: list[float]) -> float:
     """NaN for no values: an interval of one step has no batch of one of the two kinds."""
     return sum(values) / len(values) if values else math.nan
-
-
-def save_checkpoint(model: PreTrainedModel, folder: Path) -> None:
-    """Saves weights in bf16 with configuration and tokenizer, as a local model folder.
-
-    The float32 weights of ``model`` stay as they are.
-    """
-    rounded = type(model)(model.config)
-    rounded.load_state_dict(model.state_dict())
-    rounded.to(dtype=torch.bfloat16).eval().save_pretrained(folder)
-    recall_tokenizer().save_pretrained(folder)

@@ -9,8 +9,10 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM
 
-from cachelink_bench.recall_pair.base_training import BaseTrainer, BaseTraining
+from cachelink_bench.recall_pair.base_training import BaseTrainer
 from cachelink_bench.recall_pair.models import BASE_SEEDS, SHAPES, Role
+from cachelink_bench.recall_pair.plan import BaseTraining
+from cachelink_bench.recall_pair.plot import plot_curves
 from cachelink_bench.recall_pair.recall import recall_by_facts
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_show_locals=False)
@@ -28,9 +30,20 @@ def train_base(
     threads: Annotated[int, typer.Option(min=1, help="More than one: other rounding.")] = 1,
 ) -> None:
     """Train one model from scratch, or go on where a stopped training left off."""
+    torch.use_deterministic_algorithms(mode=True)
     torch.set_num_threads(threads)
     plan = BaseTraining(SHAPES[role], BASE_SEEDS[role] if seed is None else seed, steps)
     BaseTrainer(plan, out).run(lambda line: print(line, flush=True))
+
+
+@app.command("plot")
+def plot(
+    sender: Annotated[list[Path], typer.Option(help="Curve of a sender; the first stands out.")],
+    receiver: Annotated[list[Path], typer.Option(help="Curve of a receiver, likewise.")],
+    out: Annotated[Path, typer.Option(help="PNG file.")],
+) -> None:
+    """Draw the training curves of both models over their seeds."""
+    plot_curves({"sender": sender, "receiver": receiver}, out)
 
 
 @app.command("evaluate")

@@ -7,6 +7,7 @@ JSON Schema in manifests/ is generated from these classes and tested against the
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
@@ -19,7 +20,7 @@ from blake3 import blake3
 from cachelink_core import limits
 from cachelink_core.codec_spec import CodecSpec, PackingSpec, Space, Trust
 from cachelink_core.errors import ManifestError, UnknownCodec, UnknownPacking, UnsupportedVersion
-from cachelink_core.identity import ModelIdentity, canonical_bytes
+from cachelink_core.identity import LayerGeometry, ModelIdentity, canonical_bytes
 from cachelink_core.layout import CacheLayout, Run
 
 SCHEMA_VERSION: Final = 1
@@ -32,6 +33,9 @@ History:
 MIN_READER_VERSION: Final = 1
 """The oldest reader that understands a header of this version. Raised together with
 SCHEMA_VERSION when a reader that ignores the new fields would install a wrong cache."""
+
+_MAX_ROPE_DEPTH: Final = 8
+"""Models have one level by layer type and one of parameters."""
 
 MAPPER_NONE: Final = "none"
 MAPPER_ANY: Final = "any"
@@ -132,6 +136,9 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True,
             raise ManifestError(f"token_ids has {len(self.token_ids)} bytes, not a multiple of 4")
         if self.position_base:
             raise ManifestError(f"position_base is {self.position_base}; only 0 can be installed")
+        _check_plain("identity.rope", self.identity.rope)
+        for number, layer in enumerate(self.identity.layers):
+            _check_geometry(f"identity.layers[{number}]", layer)
         _check_codec(self.codec)
         mapped = self.mapper != MAPPER_NONE
         content = self.codec.quantized or mapped
@@ -341,6 +348,35 @@ def _check_ids_known(plain: dict[str, Any]) -> None:
         raise UnknownCodec(f"codec.id is {codec.get('id')!r}; known: native, bf16, int8, int4")
     if isinstance(packing, dict) and packing.get("id") not in ("none", "zstd"):
         raise UnknownPacking(f"packing.id is {packing.get('id')!r}; known: none, zstd")
+
+
+def _check_plain(path: str, value: Any, depth: int = 0) -> None:
+    """RoPE parameters are what JSON can say: anything else has no canonical bytes, or no equality."""
+    if depth > _MAX_ROPE_DEPTH:
+        raise ManifestError(f"{path} is nested deeper than {_MAX_ROPE_DEPTH}")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ManifestError(f"{path} has the key {key!r}, not a string")
+            _check_plain(f"{path}.{key}", item, depth + 1)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check_plain(f"{path}[{index}]", item, depth + 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ManifestError(f"{path} is {value}, not a finite number")
+    elif value is not None and not isinstance(value, str | int | float):
+        raise ManifestError(f"{path} is a {type(value).__name__}")
+
+
+def _check_geometry(path: str, layer: LayerGeometry) -> None:
+    if (layer.attention == "sliding") != (layer.window > 0):
+        raise ManifestError(
+            f"{path}.window is {layer.window}, which no {layer.attention} layer has"
+        )
+    if layer.rotary_dim > layer.head_dim:
+        raise ManifestError(
+            f"{path}.rotary_dim is {layer.rotary_dim}, above head_dim {layer.head_dim}"
+        )
 
 
 def _check_codec(codec: CodecSpec) -> None:

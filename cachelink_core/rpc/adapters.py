@@ -15,7 +15,8 @@ from typing import Any, Final
 import grpc
 
 from cachelink_core import limits
-from cachelink_core.errors import LinkTimeout, PeerGone
+from cachelink_core.errors import ChecksumMismatch, LinkTimeout, PeerGone
+from cachelink_core.manifest import digest
 from cachelink_core.rpc import convert, convert_transfer
 from cachelink_core.rpc.auth import Tokens
 from cachelink_core.rpc.frames import decode_frame
@@ -165,6 +166,7 @@ class TransferAdapter:
     ) -> transfer_pb2.ReserveResponse:
         # Allocating takes time too: without a slot, many offers would hold all control threads.
         with _serving(context), self._gate.transfers.take():
+            _check_digest(request)
             reservation = self._handler.reserve(request.manifest, self._gate.call(context))
             return convert_transfer.reservation_to(reservation)
 
@@ -223,6 +225,14 @@ def _frames(requests: Iterator[bytes], watchdog: Watchdog, stall_s: float) -> It
         finally:
             watchdog.disarm()
         yield decode_frame(data)
+
+
+def _check_digest(request: transfer_pb2.ReserveRequest) -> None:
+    actual = digest(request.manifest)
+    if actual != request.manifest_digest:
+        raise ChecksumMismatch(
+            f"manifest: digest {actual.hex()}, claimed {request.manifest_digest.hex()}"
+        )
 
 
 @contextmanager

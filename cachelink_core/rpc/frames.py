@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from google.protobuf.message import DecodeError
+from xxhash import xxh3_128
 
 from cachelink_core import limits
-from cachelink_core.errors import RemoteProtocolError, WrongLength
+from cachelink_core.errors import ChecksumMismatch, RemoteProtocolError, WrongLength
 from cachelink_core.handoff.events import Chunk, Commit, Open
 from cachelink_core.manifest import Seal, decode_seal, encode_seal
 from cachelink_core.rpc.pb.cachelink.v1 import transfer_pb2 as pb
@@ -71,9 +72,9 @@ def encode_chunk(block: int, run: int, digest: bytes, parts: Sequence[memoryview
 
 def encode_commit(seal: Seal) -> bytes:
     """The last frame."""
-    return pb.PushChunksRequest(
-        commit=pb.TransferCommit(seal=encode_seal(seal))
-    ).SerializeToString()
+    data = encode_seal(seal)
+    commit = pb.TransferCommit(seal=data, seal_digest=xxh3_128(data).digest())
+    return pb.PushChunksRequest(commit=commit).SerializeToString()
 
 
 def decode_frame(data: bytes) -> Frame:
@@ -85,6 +86,7 @@ def decode_frame(data: bytes) -> Frame:
     Raises:
         RemoteProtocolError: it is malformed, or is not exactly one of open, chunk and commit.
         WrongLength: its payload is empty, or above ``limits.MAX_CHUNK_WIRE_BYTES``.
+        ChecksumMismatch: the seal in it is not the one that was sent.
         ManifestError: the seal in it is malformed.
     """
     return _canonical_chunk(data) or _parsed(data)
@@ -121,8 +123,15 @@ def _parsed(data: bytes) -> Frame:
     if frame.HasField("open"):
         return Open(frame.open.handoff_id, frame.open.receiver_epoch)
     if frame.HasField("commit"):
-        return Commit(decode_seal(frame.commit.seal))
+        return _commit(frame.commit)
     return _chunk(frame.block, frame.run, frame.digest, memoryview(frame.payload))
+
+
+def _commit(commit: pb.TransferCommit) -> Commit:
+    actual = xxh3_128(commit.seal).digest()
+    if actual != commit.seal_digest:
+        raise ChecksumMismatch(f"seal: digest {actual.hex()}, claimed {commit.seal_digest.hex()}")
+    return Commit(decode_seal(commit.seal))
 
 
 def _chunk(block: int, run: int, digest: bytes, payload: memoryview) -> Chunk:

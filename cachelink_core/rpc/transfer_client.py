@@ -15,6 +15,7 @@ import grpc
 
 from cachelink_core import limits
 from cachelink_core.errors import HandoffAborted, LinkTimeout, LocalProtocolError
+from cachelink_core.manifest import digest
 from cachelink_core.rpc import convert_transfer as convert
 from cachelink_core.rpc.auth import bearer
 from cachelink_core.rpc.channel import KEEPALIVE, Keepalive, open_channel, wait_until_ready
@@ -80,7 +81,7 @@ class TransferClient:
             CacheLinkError: the receiver's refusal, as its own class.
         """
         wait_until_ready(self._channel, self.address, limits.CONNECT_DEADLINE_S)
-        request = pb.ReserveRequest(manifest=header)
+        request = pb.ReserveRequest(manifest=header, manifest_digest=digest(header))
         return convert.reservation_from(self._unary(self._stub.Reserve, request, deadline_s))
 
     def push(

@@ -3,9 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh3_128
 
 from cachelink_core import limits
-from cachelink_core.errors import ManifestError, RemoteProtocolError, WrongLength
+from cachelink_core.errors import ChecksumMismatch, ManifestError, RemoteProtocolError, WrongLength
 from cachelink_core.handoff.events import Chunk, Commit, Open
 from cachelink_core.rpc import frames
 from cachelink_core.rpc.pb.cachelink.v1 import transfer_pb2 as pb
@@ -117,8 +118,15 @@ def test_a_frame_is_exactly_one_of_three(message):
 
 
 def test_a_malformed_seal_is_a_manifest_error():
-    message = pb.PushChunksRequest(commit=pb.TransferCommit(seal=b"\xc1"))
+    commit = pb.TransferCommit(seal=b"\xc1", seal_digest=xxh3_128(b"\xc1").digest())
     with pytest.raises(ManifestError, match="seal"):
+        frames.decode_frame(pb.PushChunksRequest(commit=commit).SerializeToString())
+
+
+def test_a_seal_without_its_digest_is_refused():
+    message = as_message(frames.encode_commit(handoffs.commit(handoffs.header()).seal))
+    message.commit.seal_digest = b""
+    with pytest.raises(ChecksumMismatch, match="seal: digest"):
         frames.decode_frame(message.SerializeToString())
 
 
@@ -133,7 +141,7 @@ def test_a_block_beyond_u32_is_not_cut_down_to_a_valid_one():
 def test_any_bytes_give_a_frame_or_a_protocol_error(data):
     try:
         frame = frames.decode_frame(data)
-    except (RemoteProtocolError, ManifestError):
+    except (RemoteProtocolError, ManifestError, ChecksumMismatch):
         return
     assert isinstance(frame, Open | Chunk | Commit)
 

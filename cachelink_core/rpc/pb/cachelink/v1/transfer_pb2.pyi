@@ -24,16 +24,20 @@ class ReserveRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MANIFEST_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
     manifest: _builtins.bytes
     """The header as canonical msgpack; at most 2 MiB."""
+    manifest_digest: _builtins.bytes
+    """BLAKE3-256 of manifest; 32 bytes. It guards against faults before anything is decided on it."""
     def __init__(
         self,
         *,
         manifest: _builtins.bytes = ...,
+        manifest_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "manifest_digest", b"manifest_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -192,16 +196,20 @@ class TransferCommit(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEAL_FIELD_NUMBER: _builtins.int
+    SEAL_DIGEST_FIELD_NUMBER: _builtins.int
     seal: _builtins.bytes
     """The seal as canonical msgpack."""
+    seal_digest: _builtins.bytes
+    """XXH3-128 of seal; 16 bytes. The root in the seal covers the chunks, this covers the seal."""
     def __init__(
         self,
         *,
         seal: _builtins.bytes = ...,
+        seal_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seal", b"seal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seal", b"seal", "seal_digest", b"seal_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,8 +17,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-# Two processes with one thread each finish before one process with two.
-PYTEST_ARGS ?= -n 2
+# Tests of one file stay in one process: they share models and daemons.
+WORKERS ?= 2
+PYTEST_ARGS ?=
 BENCH ?= codecs loopback
 
 .PHONY: demo test bench protos check clean
@@ -28,7 +29,7 @@ demo: $(READY)
 	$(BIN)/cachelink demo $(if $(PAIR),--pair $(PAIR))
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 bench: $(READY)
 	set -e; for name in $(BENCH); do $(BIN)/cachelink-bench $$name; done

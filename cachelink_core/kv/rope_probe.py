@@ -26,6 +26,16 @@ from cachelink_core.kv.rope_tables import POSITIONS, RotaryCall
 PROBE_TOKENS: Final = 16
 """Enough positions that no wrong rule fits by chance, few enough to cost nothing at load."""
 
+MODEL_FAILURES: Final = (
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+)
+"""What a model raises that does not understand a plain cache of keys and values. Not RuntimeError:
+that is how a device reports that its memory is used up."""
+
 KEY_NORMS: Final = frozenset({"k_norm", "key_norm", "k_layernorm", "key_layernorm"})
 KEY_PROJECTIONS: Final = frozenset({"k_proj", "key_proj", "wk"})
 FUSED_PROJECTIONS: Final = frozenset({"qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv"})
@@ -82,19 +92,26 @@ def probe(model: PreTrainedModel, positions: Tensor | None = None) -> list[Layer
 
     Raises:
         UnsupportedModel: the model has no layers with a key projection, its rotary tables are not
-            plain cos and sin, or its cache is not keys and values per head.
+            plain cos and sin, its cache is not keys and values per head, or it does not run with
+            a plain cache.
     """
     decoder = model.get_decoder()
     config = text_config(model)
     device = next(decoder.parameters()).device
     if positions is None:
-        positions = probe_positions(config.max_position_embeddings)
+        # Only models without rotary tables have no such field; any positions do for them.
+        positions = probe_positions(getattr(config, "max_position_embeddings", PROBE_TOKENS))
     positions = positions.to(device)
     ids = (7 + 13 * torch.arange(positions.shape[0], device=device)) % config.vocab_size
     cache = DynamicCache()
     recorder = _Recorder()
-    with _hooks(decoder, recorder, positions):
-        _forward(decoder, ids.unsqueeze(0), positions.unsqueeze(0), cache)
+    try:
+        with _hooks(decoder, recorder, positions):
+            _forward(decoder, ids.unsqueeze(0), positions.unsqueeze(0), cache)
+    except MODEL_FAILURES as error:
+        raise UnsupportedModel(
+            f"{config.model_type}: the probe forward failed: {type(error).__name__}: {error}"
+        ) from error
     if recorder.problems:
         raise UnsupportedModel(f"{config.model_type}: {recorder.problems[0]}")
     return _evidence(config, recorder, cache)

@@ -79,6 +79,8 @@ class RotaryTable:
                 self._tables[device] = held
             return held
 
+    # Not inference tensors, even when an engine asks first: a fit differentiates through them.
+    @torch.inference_mode(mode=False)
     def _compute(self, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
         module_device = next((b.device for b in self._call.module.buffers()), device)
         cos, sin = self._call.tables(torch.arange(stop, device=module_device))

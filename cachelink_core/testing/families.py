@@ -180,8 +180,9 @@ SUPPORTED: Final[dict[str, FamilySpec]] = {
         **ALTERNATING,
     ),
     "exaone4": _model("Exaone4", sliding=(0, 1), **ALTERNATING, **_unrotated(2)),
-    # Learned positions: nothing turns.
+    # Learned positions, and positions in the attention bias: nothing turns.
     "gpt2": _model("GPT2", head="LMHeadModel", n_embd=64, n_head=4, n_layer=LAYERS, **UNROTATED),
+    "bloom": _model("Bloom", n_head=4, n_layer=LAYERS, **UNROTATED),
 }
 """Families whose keys the probe understands."""
 

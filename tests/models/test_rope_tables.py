@@ -54,6 +54,16 @@ def test_many_threads_may_grow_the_tables():
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+def test_tables_first_used_by_an_engine_serve_a_fit():
+    rope = KeyRope.probe(tiny_model("llama", num_hidden_layers=1))
+    with torch.inference_mode():
+        rope.to_content(0, torch.randn(2, 8, 16), 0)
+    keys = torch.randn(2, 8, 16, requires_grad=True)
+    cos, sin = next(iter(rope._tables.values())).at(0, 8, keys.device)
+    (keys[..., :8] * cos + keys[..., 8:] * sin).sum().backward()
+    assert bool(keys.grad.abs().sum() > 0)
+
+
 def test_digest_tells_tables_apart():
     digests = {
         name: KeyRope.probe(tiny_model(family, **kwargs)).tables_digest(1_000)

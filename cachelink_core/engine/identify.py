@@ -174,10 +174,9 @@ def adapter_digest(model: PreTrainedModel) -> str:
     tensors = {n: t for n, t in named_tensors(model).items() if is_adapter_tensor(n)}
     if not tensors:
         raise UnsupportedModel(f"adapters {sorted(adapters)} have no tensors that are known here")
-    active = getattr(model, "active_adapters", ())
     parts = {
         "adapters": {name: _adapter_config(config) for name, config in adapters.items()},
-        "active": [str(name) for name in (active() if callable(active) else active)],
+        "active": _active_adapters(model),
         "tensors": tensors_digest(tensors),
     }
     return blake3(canonical_bytes(parts)).hexdigest()
@@ -186,6 +185,16 @@ def adapter_digest(model: PreTrainedModel) -> str:
 def _adapter_config(config: Any) -> dict[str, Any]:
     fields: dict[str, Any] = _plain(vars(config))
     return {name: fields[name] for name in fields if name not in ADAPTER_LEFT_OUT}
+
+
+def _active_adapters(model: PreTrainedModel) -> list[str]:
+    """Names of the adapters that take part in a forward, read from the wrapped layers."""
+    found: set[str] = set()
+    for module in model.modules():
+        if hasattr(module, "base_layer") and not getattr(module, "disable_adapters", False):
+            active = getattr(module, "active_adapter", ())
+            found |= {active} if isinstance(active, str) else set(active)
+    return sorted(found)
 
 
 def _architecture(model: PreTrainedModel) -> str:

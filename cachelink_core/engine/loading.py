@@ -14,7 +14,13 @@ import msgspec
 import platformdirs
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from cachelink_core.engine.gguf_model import converted_folder, demo_gguf
 from cachelink_core.engine.identify import identify
@@ -29,6 +35,8 @@ DEMO: Final = "demo"
 ATTENTION: Final = ("auto", "sdpa", "eager", "flash_attention_2")
 """Implementations that are tested here. The choice is no part of the identity: it changes bits of a
 later forward, never what a cache means."""
+
+_GENERIC_TOKENIZERS: Final = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
 
 
 def load_engine(
@@ -92,6 +100,17 @@ def checkpoint_files(source: str) -> tuple[Path, ...]:
     return tuple(sorted(folder.glob("*.safetensors")))
 
 
+def load_tokenizer(source: str) -> Any:
+    """The tokenizer of a folder or a hub name, exactly as its files say.
+
+    Where they name no class of its own but the generic one, ``tokenizer.json`` is the whole truth;
+    transformers would rebuild it by the model's type, with other rules for splitting text.
+    """
+    generic = get_tokenizer_config(source).get("tokenizer_class") in _GENERIC_TOKENIZERS
+    chosen: Any = PreTrainedTokenizerFast if generic else AutoTokenizer
+    return chosen.from_pretrained(source, trust_remote_code=False)
+
+
 def _check_choice(field: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ConfigError(f"{field} is {value!r}; known: {', '.join(known)}")
@@ -149,7 +168,7 @@ def _load_parts(name: str, source: str, dtype: str) -> tuple[PreTrainedModel, An
         model = AutoModelForCausalLM.from_pretrained(
             source, dtype=chosen, use_safetensors=True, trust_remote_code=False
         )
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer = load_tokenizer(source)
     except (OSError, ValueError, ImportError) as error:
         where = "" if Path(source).exists() else "; it is not a local folder either"
         first = str(error).strip().partition("\n")[0]

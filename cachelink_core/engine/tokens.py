@@ -77,7 +77,7 @@ class HFTokens:
         rendered = template.render(
             [{"role": "user", "content": text + DOCUMENT_GAP + question}], generation=True
         )
-        content = rendered.contents[0].removesuffix(DOCUMENT_GAP + question)
+        content = rendered.contents[0].removesuffix(question).removesuffix(DOCUMENT_GAP)
         ids = (*self._framing(rendered.frames[0]), *self.plain(content))
         return Prefix(_bounded(ids), QueryFrame(DOCUMENT_GAP, rendered.frames[1]))
 

@@ -12,7 +12,6 @@ import json
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from types import FrameType
 from typing import IO, Final
 
 from cachelink_core import logs
-from cachelink_core.errors import Draining, SlotsTaken
 
 EXIT_DRAINED: Final = 0
 EXIT_CUT: Final = 1
@@ -68,87 +66,6 @@ class Readiness:
     def ready(self) -> bool:
         """Whether nothing is missing."""
         return not self.missing()
-
-
-class Gate:
-    """Counts work of one kind, bounds it, and closes for the drain. Thread-safe.
-
-    Args:
-        what: in messages, such as ``transfers``.
-        slots: how many may be inside at once.
-        on_change: told the new count, in its order, under the gate's lock.
-    """
-
-    def __init__(
-        self, what: str, slots: int, on_change: Callable[[int], None] = lambda _count: None
-    ) -> None:
-        self.slots = slots
-        self._what = what
-        self._on_change = on_change
-        self._changed = threading.Condition()
-        self._inside = 0
-        self._closed = False
-
-    @property
-    def inside(self) -> int:
-        """How many are inside now."""
-        with self._changed:
-            return self._inside
-
-    @contextmanager
-    def enter(self) -> Iterator[None]:
-        """Holds a slot; never waits for one.
-
-        Raises:
-            Draining: the gate is closed.
-            SlotsTaken: as many as allowed are inside.
-        """
-        self.acquire()
-        try:
-            yield
-        finally:
-            self.release()
-
-    def acquire(self) -> None:
-        """Takes a slot that ``release`` gives back, for work that outlives a call.
-
-        Raises:
-            Draining: the gate is closed.
-            SlotsTaken: as many as allowed are inside.
-        """
-        with self._changed:
-            if self._closed:
-                raise Draining(f"no new {self._what}: this node is shutting down")
-            if self._inside >= self.slots:
-                raise SlotsTaken(f"{self._what}: {self._inside} of {self.slots} slots are taken")
-            self._count(+1)
-
-    def release(self) -> None:
-        """Gives one slot back."""
-        with self._changed:
-            assert self._inside > 0, "released more often than acquired"
-            self._count(-1)
-
-    def close(self) -> None:
-        """Lets nobody in any more."""
-        with self._changed:
-            self._closed = True
-
-    def wait_idle(self, deadline_s: float) -> bool:
-        """Waits until nobody is inside; whether that happened in time."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._inside == 0, deadline_s)
-
-    def _count(self, step: int) -> None:
-        self._inside += step
-        self._on_change(self._inside)
-        self._changed.notify_all()
-
-
-def wait_all_idle(gates: tuple[Gate, ...], deadline_s: float) -> bool:
-    """Waits until all gates are idle, within one deadline together."""
-    until = time.monotonic() + deadline_s
-    return all(gate.wait_idle(max(0.0, until - time.monotonic())) for gate in gates)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,12 +108,14 @@ class Metrics:
             {"role": (self.role,), "codec": CODECS},
         )
         self.serialize_seconds = self._labelled_time(
-            "serialize", "Encoding and packing of one chunk", {"codec": CODECS}
+            "serialize", "Encoding and packing in one handoff", {"codec": CODECS}
         )
         self.validate_seconds = self._time(
-            "validate", "Digest, unpacking and decoding of one chunk"
+            "validate", "Digests, unpacking and decoding in one handoff"
         )
-        self.map_seconds = self._time("map", "Translation of one block into the model of this node")
+        self.map_seconds = self._time(
+            "map", "Translation into the model of this node in one handoff"
+        )
         self.install_seconds = self._time("install", "From the last decoded chunk to published")
         self.query_prefill_seconds = self._time("query_prefill", "Forward of a query")
         self.first_token_seconds = self._time(

@@ -1,4 +1,4 @@
-"""A daemon's life with real signals, and the gate that its work passes."""
+"""A daemon's life with real signals."""
 
 import io
 import json
@@ -12,26 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from cachelink_core.errors import Draining, SlotsTaken
-from cachelink_core.lifecycle import (
-    EXIT_CUT,
-    EXIT_DRAINED,
-    Daemon,
-    Gate,
-    Hooks,
-    Readiness,
-    wait_all_idle,
-)
+from cachelink_core.lifecycle import EXIT_CUT, EXIT_DRAINED, Daemon, Hooks, Readiness
+from cachelink_core.rpc.slots import Slots
 
 ROOT = Path(__file__).parents[2]
 ADDRESSES = {"grpc": "127.0.0.1:1", "http": "127.0.0.1:2"}
 
 
 class Recorder:
-    """Hooks over a gate that write down what was called, and act when ready."""
+    """Hooks over one slot that write down what was called."""
 
-    def __init__(self, gate: Gate, at_start: object = None) -> None:
-        self.gate = gate
+    def __init__(self, at_start: object = None) -> None:
+        self.slots = Slots("answers", 1)
         self.calls: list[str] = []
         self.draining = threading.Event()
         self._at_start = at_start
@@ -44,14 +36,14 @@ class Recorder:
 
     def drain(self) -> None:
         self.calls.append("drain")
-        self.gate.close()
+        self.slots.close()
         self.draining.set()
 
     def stop(self) -> None:
         self.calls.append("stop")
 
     def hooks(self) -> Hooks:
-        return Hooks(self.start, self.drain, self.gate.wait_idle, self.stop)
+        return Hooks(self.start, self.drain, self.slots.wait_idle, self.stop)
 
 
 class SignalOnReady(io.StringIO):
@@ -68,7 +60,7 @@ class SignalOnReady(io.StringIO):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_and_handlers_come_back(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    recorder = Recorder(Gate("answers", 1))
+    recorder = Recorder()
     output = SignalOnReady(number)
     assert Daemon(recorder.hooks(), 5.0, output).run() == EXIT_DRAINED
     assert recorder.calls == ["start", "drain", "stop"]
@@ -78,24 +70,25 @@ def test_a_signal_drains_and_handlers_come_back(number: signal.Signals) -> None:
 
 
 def test_work_under_way_is_finished() -> None:
-    gate = Gate("answers", 1)
-    gate.acquire()
-    recorder = Recorder(gate)
+    recorder = Recorder()
+    begun, finished = threading.Event(), threading.Event()
 
-    def finish() -> None:
-        recorder.draining.wait(5)
-        gate.release()
+    def work() -> None:
+        with recorder.slots.take():
+            begun.set()
+            recorder.draining.wait(5)
+            finished.set()
 
-    worker = threading.Thread(target=finish)
+    worker = threading.Thread(target=work)
     worker.start()
+    begun.wait(5)
     assert Daemon(recorder.hooks(), 5.0, SignalOnReady(signal.SIGTERM)).run() == EXIT_DRAINED
+    assert finished.is_set()
     worker.join()
 
 
 def test_a_second_signal_forces() -> None:
-    gate = Gate("answers", 1)
-    gate.acquire()
-    recorder = Recorder(gate)
+    recorder = Recorder()
     daemon = Daemon(recorder.hooks(), 60.0, SignalOnReady(signal.SIGTERM))
 
     def insist() -> None:
@@ -104,22 +97,21 @@ def test_a_second_signal_forces() -> None:
 
     worker = threading.Thread(target=insist)
     worker.start()
-    assert daemon.run() == EXIT_CUT
+    with recorder.slots.take():
+        assert daemon.run() == EXIT_CUT
     worker.join()
     assert recorder.calls[-1] == "stop"
-    gate.release()
 
 
 def test_the_drain_is_bounded() -> None:
-    gate = Gate("answers", 1)
-    gate.acquire()
-    recorder = Recorder(gate)
-    assert Daemon(recorder.hooks(), 0.05, SignalOnReady(signal.SIGTERM)).run() == EXIT_CUT
+    recorder = Recorder()
+    with recorder.slots.take():
+        assert Daemon(recorder.hooks(), 0.05, SignalOnReady(signal.SIGTERM)).run() == EXIT_CUT
     assert recorder.calls == ["start", "drain", "stop"]
 
 
 def test_a_signal_before_ready_stops_at_once() -> None:
-    recorder = Recorder(Gate("x", 1), at_start=lambda: signal.raise_signal(signal.SIGTERM))
+    recorder = Recorder(at_start=lambda: signal.raise_signal(signal.SIGTERM))
     output = io.StringIO()
     assert Daemon(recorder.hooks(), 5.0, output).run() == 128 + signal.SIGTERM
     assert recorder.calls == ["start", "stop"]
@@ -130,14 +122,14 @@ def test_a_failed_start_is_cleaned_up() -> None:
     def fail() -> None:
         raise OSError("no model")
 
-    recorder = Recorder(Gate("x", 1), at_start=fail)
+    recorder = Recorder(at_start=fail)
     with pytest.raises(OSError, match="no model"):
         Daemon(recorder.hooks(), 5.0, io.StringIO()).run()
     assert recorder.calls == ["start", "stop"]
 
 
 def test_outside_the_main_thread_it_is_stopped_by_a_call() -> None:
-    recorder = Recorder(Gate("x", 1))
+    recorder = Recorder()
     daemon = Daemon(recorder.hooks(), 5.0, io.StringIO())
     status: list[int] = []
     thread = threading.Thread(target=lambda: status.append(daemon.run()))
@@ -149,9 +141,9 @@ def test_outside_the_main_thread_it_is_stopped_by_a_call() -> None:
 
 CHILD = """
 import sys
-from cachelink_core.lifecycle import Daemon, Gate, Hooks
-gate = Gate("x", 1)
-daemon = Daemon(Hooks(lambda: {"grpc": "g"}, gate.close, gate.wait_idle, lambda: None), 5.0)
+from cachelink_core.lifecycle import Daemon, Hooks
+hooks = Hooks(lambda: {"grpc": "g"}, lambda: None, lambda deadline_s: True, lambda: None)
+daemon = Daemon(hooks, 5.0)
 sys.exit(daemon.run())
 """
 
@@ -165,36 +157,6 @@ def test_a_process_says_ready_and_ends_on_sigterm() -> None:
         assert json.loads(child.stdout.readline()) == {"event": "ready", "grpc": "g"}
         child.send_signal(signal.SIGTERM)
         assert child.wait(10) == EXIT_DRAINED
-
-
-def test_a_gate_bounds_and_counts() -> None:
-    seen: list[int] = []
-    gate = Gate("transfers", 2, seen.append)
-    with gate.enter(), gate.enter():
-        assert gate.inside == 2
-        with pytest.raises(SlotsTaken, match="transfers: 2 of 2"):
-            gate.acquire()
-        assert not gate.wait_idle(0)
-    assert gate.wait_idle(0)
-    with pytest.raises(ZeroDivisionError), gate.enter():
-        1 / 0  # noqa: B018
-    assert gate.inside == 0
-    assert seen == [1, 2, 1, 0, 1, 0]
-
-
-def test_a_closed_gate_lets_nobody_in_but_everybody_out() -> None:
-    gate = Gate("answers", 2)
-    with gate.enter():
-        gate.close()
-        with pytest.raises(Draining, match="answers"):
-            gate.acquire()
-    assert wait_all_idle((gate, Gate("transfers", 1)), 0)
-
-
-def test_waiting_for_all_has_one_deadline() -> None:
-    busy = Gate("a", 1)
-    busy.acquire()
-    assert not wait_all_idle((busy, busy), 0.05)
 
 
 def test_readiness() -> None:

@@ -26,11 +26,11 @@ class Model(Section):
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto takes the first CUDA device, or the CPU without one."""
 
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    """Attention kernel. Bit equality is claimed between nodes of the same one only."""
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+    """Attention kernel. Answers are equal bit for bit between nodes of the same one only."""
 
     max_positions: Annotated[int, Field(ge=1)] | None = None
-    """Longest prefix + query + answer in tokens; null takes the model's own limit."""
+    """A shorter window than the model's, in tokens. Nodes that hand over caches need the same."""
 
     threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads of one operation; null leaves it to the runtime."""
@@ -123,7 +123,7 @@ class Auth(Section):
     """Who may call. Without tokens every caller is the tenant ``default``."""
 
     tokens: dict[Name, Token] = Field(default_factory=dict)
-    """Tenant → its bearer token, as text or as {file: path}."""
+    """Tenant → its bearer token of 16 characters or more, as text or as {file: path}."""
 
     def tenants_by_token(self) -> dict[str, str]:
         """Reads all tokens: token → tenant.

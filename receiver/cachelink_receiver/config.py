@@ -38,7 +38,7 @@ class ReceiverConfig(DaemonConfig):
     max_lease: Annotated[Duration, Field(ge=limits.MIN_LEASE_S, le=limits.MAX_LEASE_S)] = written(
         "10m"
     )
-    """The longest lease that a sender gets, whatever it asks for."""
+    """The longest lease that a sender may ask for."""
 
     overlap: Literal["wait", "copy"] = "wait"
     """Questions to one cache at once: wait in order, or copy the cache where the budget allows."""

@@ -3,7 +3,7 @@
 #   make demo                 two daemons hand a real model's cache over, and answer from it
 #   make demo PAIR=folder     the same between two models, with a trained mapper
 #   make test                 all tests          (PYTEST_ARGS="tests/unit -k config")
-#   make check                linters, types, import rules, generated code
+#   make check                lint, types, imports, generated: each is a target too
 #   make bench                the benchmarks     (BENCH="codecs")
 #   make protos               writes the generated protobuf code again
 #   make clean                removes .venv
@@ -22,7 +22,7 @@ WORKERS ?= 2
 PYTEST_ARGS ?=
 BENCH ?= codecs loopback
 
-.PHONY: demo test bench protos check clean
+.PHONY: demo test bench protos check lint types imports generated clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -37,11 +37,19 @@ bench: $(READY)
 protos: $(READY)
 	$(BIN)/python proto/generate.py
 
-check: $(READY)
+check: lint types imports generated
+
+lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(READY)
 	$(BIN)/mypy
+
+imports: $(READY)
 	$(BIN)/lint-imports
+
+generated: $(READY)
 	$(BIN)/python proto/generate.py --check
 
 clean:

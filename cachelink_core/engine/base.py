@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor
 
@@ -267,7 +267,7 @@ class DeviceTurn(Protocol):
 
     waited_s: float
 
-    def __enter__(self) -> DeviceTurn: ...
+    def __enter__(self) -> Self: ...
 
     def __exit__(self, *exc: object) -> None: ...
 

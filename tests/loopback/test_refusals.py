@@ -63,7 +63,7 @@ def test_wrong_identity_is_refused_by_name(pair, untouched, field):
 
 @pytest.mark.parametrize(
     "change",
-    [{"kv_heads": 3}, {"head_dim": 12}, {"attention": "sliding", "window": 9}, {"rotary_dim": 4}],
+    [{"kv_heads": 3}, {"head_dim": 32}, {"attention": "sliding", "window": 9}, {"rotary_dim": 4}],
 )
 def test_wrong_geometry_is_refused_by_name(pair, untouched, change):
     offer = Offer(pair)

@@ -88,7 +88,7 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
         """A scraper that hangs up is no traceback on standard error."""
-        _log.warning("http request failed", peer=str(client_address), exc_info=True)
+        _log.warning("http_request_failed", peer=str(client_address), exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Requests are logged at debug level: probes come every few seconds."""
-        _log.debug("http request", line=format % args)
+        _log.debug("http_request", line=format % args)
 
 
 def _json(value: object) -> bytes:

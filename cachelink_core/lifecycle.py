@@ -112,7 +112,7 @@ class Daemon:
             try:
                 return self._live()
             except _StoppedEarly as early:
-                _log.info("stopped before ready", signal=early.signal_name)
+                _log.info("stopped_before_ready", signal=early.signal_name)
                 return early.exit_status
             finally:
                 self._hooks.stop()
@@ -129,7 +129,7 @@ class Daemon:
         self._announce(addresses)
         self._news.get()
         drained = self._drain()
-        _log.info("drained" if drained else "work under way is cut")
+        _log.info("drained" if drained else "work_cut")
         return EXIT_DRAINED if drained else EXIT_CUT
 
     def _announce(self, addresses: Mapping[str, str]) -> None:

@@ -90,6 +90,16 @@ def test_an_answer_of_one_token_reads_the_query_only():
     assert own.length == own.capacity == 45
 
 
+def test_only_the_last_position_gets_logits():
+    engine, rows = tiny_engine("llama"), []
+    head = engine._runner._model.lm_head
+    head.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[1]))
+    filled = engine.open_cache(20, 64, whole=True)
+    engine.prefill(filled, _ids(20), BLOCK)
+    list(engine.answer(filled, (), QUERY, replace(GREEDY, max_new_tokens=2)))
+    assert rows == [1, 1, 1, 1]
+
+
 def test_truncating_drops_an_answer_and_the_next_one_is_the_same():
     filled, ids = _prefix()
     own = filled.copy(40, 64)

@@ -15,8 +15,8 @@ from blake3 import blake3
 from cachelink_core import limits
 from cachelink_core.codec_spec import ITEM_BYTES, DType
 
-Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-"""BLAKE3-256 in hexadecimal."""
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$(?!\\n)")]
+"""BLAKE3-256 in hexadecimal. In Python ``$`` alone would also match before a last newline."""
 
 AttentionKind = Literal["full", "sliding"]
 KeyLayout = Literal["identity", "half", "half_narrow_tables", "interleaved"]
@@ -80,7 +80,7 @@ class ModelIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tuple[LayerGeometry, ...], msgspec.Meta(min_length=1, max_length=limits.MAX_LAYERS)
     ]
     max_positions: Annotated[int, msgspec.Meta(ge=1)]
-    adapter_digest: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    adapter_digest: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$(?!\\n)")] = ""
 
     def token_bytes(self) -> int:
         """Bytes that one token takes in a cache in which no layer slides."""

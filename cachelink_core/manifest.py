@@ -40,9 +40,10 @@ _MAX_ROPE_DEPTH: Final = 8
 MAPPER_NONE: Final = "none"
 MAPPER_ANY: Final = "any"
 
-HandoffId = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,128}$")]
+HandoffId = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,128}$(?!\\n)")]
 Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Bytes16 = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Version = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -81,8 +82,8 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True,
         lease_s: seconds without progress after which the receiver frees the reservation.
     """
 
-    schema_version: Annotated[int, msgspec.Meta(ge=1)]
-    min_reader_version: Annotated[int, msgspec.Meta(ge=1)]
+    schema_version: Version
+    min_reader_version: Version
     handoff_id: HandoffId
     sender_epoch: HandoffId
     identity: ModelIdentity
@@ -96,8 +97,8 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True,
     codec: CodecSpec
     packing: PackingSpec
     trust: Trust
-    mapper: Annotated[str, msgspec.Meta(pattern="^(none|any|[0-9a-f]{64})$")] = MAPPER_NONE
-    rope_tables_digest: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    mapper: Annotated[str, msgspec.Meta(pattern="^(none|any|[0-9a-f]{64})$(?!\\n)")] = MAPPER_NONE
+    rope_tables_digest: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$(?!\\n)")] = ""
     query_frame: QueryFrame = QueryFrame()
     lease_s: Annotated[float, msgspec.Meta(ge=limits.MIN_LEASE_S, le=limits.MAX_LEASE_S)] = (
         limits.DEFAULT_LEASE_S
@@ -155,8 +156,8 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True,
             )
         if (self.space == "content" and not mapped) != bool(self.rope_tables_digest):
             raise ManifestError(
-                f"rope_tables_digest {'is missing' if content else 'has no meaning'} "
-                f"in {self.space} space"
+                f"rope_tables_digest {'has no meaning' if self.rope_tables_digest else 'is missing'} "
+                f"in {self.space} space with mapper {self.mapper!r}"
             )
         self.layout.check_tiling()
 
@@ -205,8 +206,8 @@ class Seal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class _Versions(msgspec.Struct):
-    schema_version: Annotated[int, msgspec.Meta(ge=1)]
-    min_reader_version: Annotated[int, msgspec.Meta(ge=1)]
+    schema_version: Version
+    min_reader_version: Version
 
 
 def expected_trust(codec: CodecSpec, dtype: str, *, mapped: bool) -> Trust:

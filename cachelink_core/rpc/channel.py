@@ -12,6 +12,7 @@ from typing import Final
 
 import grpc
 from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cachelink_core import limits
 from cachelink_core.errors import PeerGone
@@ -122,18 +123,22 @@ def open_aio_channel(
 
 
 def wait_until_ready(channel: grpc.Channel, address: str, deadline_s: float) -> None:
-    """Waits for a connection.
+    """Waits for a connection, with a health check that costs one round trip.
+
+    ``grpc.channel_ready_future`` would leave a polling thread behind, which fails when the channel
+    is closed meanwhile.
 
     Raises:
         PeerGone: there is none within ``deadline_s``.
     """
-    future = grpc.channel_ready_future(channel)
+    stub = health_pb2_grpc.HealthStub(channel)
     try:
-        future.result(timeout=deadline_s)
-    except grpc.FutureTimeoutError:
-        raise PeerGone(f"no connection to {address} within {deadline_s:g} s") from None
-    finally:
-        future.cancel()
+        stub.Check(health_pb2.HealthCheckRequest(), timeout=deadline_s, wait_for_ready=True)
+    except grpc.RpcError as error:
+        status = error.code() if isinstance(error, grpc.Call) else None
+        if status in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
+            raise PeerGone(f"no connection to {address} within {deadline_s:g} s") from error
+        # Any other status came from a server: there is a connection, if one without health.
 
 
 def _keepalive_options(keepalive: Keepalive) -> Options:

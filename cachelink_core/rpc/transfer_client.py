@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import grpc
 
 from cachelink_core import limits
-from cachelink_core.errors import HandoffAborted, LinkTimeout, LocalProtocolError
+from cachelink_core.errors import HandoffAborted, LinkError, LinkTimeout, LocalProtocolError
 from cachelink_core.manifest import digest
 from cachelink_core.rpc import convert_transfer as convert
 from cachelink_core.rpc.auth import bearer
@@ -60,6 +60,9 @@ class TransferClient:
         """
         self.address = address
         self._metadata = bearer(token)
+        # After a failure of the link the next Reserve waits for a new connection, so that a
+        # receiver which was restarted is found again; while all is well it costs no round trip.
+        self._connected = False
         self._channel = open_channel(address, tls, data=True, keepalive=keepalive)
         self._stub = TransferServiceStub(self._channel)
         # No serializer: frames are bytes already, and the hot path stays free of protobuf.
@@ -80,7 +83,8 @@ class TransferClient:
             PeerGone: no connection within ``limits.CONNECT_DEADLINE_S``.
             CacheLinkError: the receiver's refusal, as its own class.
         """
-        wait_until_ready(self._channel, self.address, limits.CONNECT_DEADLINE_S)
+        if not self._connected:
+            wait_until_ready(self._channel, self.address, limits.CONNECT_DEADLINE_S)
         request = pb.ReserveRequest(manifest=header, manifest_digest=digest(header))
         return convert.reservation_from(self._unary(self._stub.Reserve, request, deadline_s))
 
@@ -122,6 +126,7 @@ class TransferClient:
             return convert.push_receipt_from(reply)
         if stream.failure is not None:
             raise stream.failure
+        self._connected = False
         if watchdog.stalled:
             raise LinkTimeout(f"{self.address} took no frame for {stall_s:g} s")
         if watchdog.cancelled:
@@ -185,9 +190,13 @@ class TransferClient:
 
     def _unary(self, method: Any, request: object, deadline_s: float) -> Any:
         try:
-            return method(request, timeout=deadline_s, metadata=self._metadata)
+            reply = method(request, timeout=deadline_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise error_from(error) from error
+            failure = error_from(error)
+            self._connected = not isinstance(failure, LinkError)
+            raise failure from error
+        self._connected = True
+        return reply
 
 
 class _Stream:

@@ -1,0 +1,79 @@
+"""The command line: commands by name, and the way in."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+import typer
+
+from cachelink_core import __version__
+from cachelink_core.cli.answer import answer
+from cachelink_core.cli.caches import caches, evict
+from cachelink_core.cli.connection import JsonOption
+from cachelink_core.cli.exit_codes import epilog
+from cachelink_core.cli.handoff import handoff
+from cachelink_core.cli.inspect import inspect, verify
+from cachelink_core.cli.output import console, facts, print_json, reporting
+from cachelink_core.cli.ping import ping
+from cachelink_core.manifest import MIN_READER_VERSION, SCHEMA_VERSION
+
+_PACKAGES: Final = ("grpcio", "protobuf", "msgspec", "torch", "transformers")
+"""Named by ``version``; read from metadata, so that none of them is imported for it."""
+
+app = typer.Typer(
+    name="cachelink",
+    help="Hand a language model's KV cache to another node, and answer from it there.",
+    epilog=epilog(),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def versions() -> dict[str, str]:
+    """Versions of this distribution, of Python and of what matters most beneath them."""
+    found = {"cachelink": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+@reporting
+def show_version(json_output: JsonOption = False) -> None:
+    """Show versions: of CacheLink, of its manifest schema, and of what it runs on."""
+    schema = {"schema": SCHEMA_VERSION, "least reader": MIN_READER_VERSION}
+    if json_output:
+        print_json(
+            {
+                "versions": versions(),
+                "schema_version": SCHEMA_VERSION,
+                "min_reader_version": MIN_READER_VERSION,
+            }
+        )
+    else:
+        console().print(facts({**versions(), **schema}))
+
+
+_COMMANDS: Final = (
+    (handoff, "handoff", "Have a sender read a prefix and hand its cache over."),
+    (answer, "answer", "Ask a node; the answer streams."),
+    (caches, "caches", "List the caches of a node."),
+    (evict, "evict", "Drop caches from a node."),
+    (ping, "ping", "Show what two nodes are, and whether they fit."),
+    (inspect, "inspect", "Show what a manifest or a spilled cache holds."),
+    (verify, "verify", "Check a manifest or a spilled cache."),
+    (show_version, "version", "Show versions."),
+)
+for _function, _name, _short in _COMMANDS:
+    app.command(_name, short_help=_short)(_function)
+
+
+def main() -> None:
+    """Runs ``cachelink``; leaves with one of ``exit_codes.ExitCode``."""
+    app(prog_name="cachelink")

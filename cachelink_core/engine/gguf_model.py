@@ -1,7 +1,8 @@
 """GGUF files: dequantized once, then kept as bfloat16 safetensors beside the user's other caches.
 
-transformers unpacks the tensors and rebuilds the tokenizer. What the rebuilding loses is put back
-here: the digit rule of some byte-level vocabularies. A split rule that nobody here knows is refused,
+transformers unpacks the tensors and rebuilds the tokenizer. What the rebuilding gets wrong is put
+right here: the digit rule of some byte-level vocabularies is lost, and tokens appear that the model
+has no embedding for. A split rule that nobody here knows is refused,
 because it would cut text into other tokens than the model was trained on without any error.
 """
 
@@ -14,10 +15,11 @@ from typing import Any, Final
 import msgspec
 import torch
 import transformers
-from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from cachelink_core.engine.atomic_write import locked, new_folder
+from cachelink_core.engine.identify import fast_backend
 from cachelink_core.engine.weights_digest import DigestCache, file_digest
 from cachelink_core.errors import ModelUnavailable, UnsupportedModel
 
@@ -114,32 +116,46 @@ def _dequantize() -> dict[str, Any]:
     return {} if config is None else {"quantization_config": config(dequantize=True)}
 
 
-def _load_tokenizer(gguf: Path) -> Any:
-    kind, rule = _split_rule(gguf)
+def _load_tokenizer(gguf: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer that the file describes: what transformers rebuilds, put right."""
+    kind, rule, count = _stated(gguf)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        rebuilt = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     except (ValueError, ImportError, KeyError) as error:
         raise ModelUnavailable(f"GGUF {gguf}: its tokenizer: {_first_line(error)}") from error
-    if kind != "gpt2":
-        return tokenizer
-    if rule in _DIGITS_APART:
+    pipeline = msgspec.json.decode(fast_backend(rebuilt).to_str())
+    # A class brings tokens of its own, for instance an unknown token, with ids beyond the model's.
+    added = [token for token in pipeline["added_tokens"] if token["id"] < count]
+    pipeline["added_tokens"] = added
+    backend = Tokenizer.from_str(msgspec.json.encode(pipeline).decode())
+    if kind == "gpt2" and rule in _DIGITS_APART:
         # With the text in front of a number cut off first, white space before a digit stays whole.
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
                 pre_tokenizers.ByteLevel(add_prefix_space=False),
             ]
         )
-    elif rule not in _PLAIN_BYTE_LEVEL | _rules_of_transformers():
+    elif kind == "gpt2" and rule not in _PLAIN_BYTE_LEVEL | _rules_of_transformers():
         raise UnsupportedModel(
             f"GGUF {gguf}: tokenizer.ggml.pre is {rule!r}, a rule for splitting text that is not "
             f"known here; use the model's safetensors"
         )
-    return tokenizer
+    named = {
+        name: token
+        for name, token in rebuilt.special_tokens_map.items()
+        if isinstance(token, str) and rebuilt.convert_tokens_to_ids(token) < count
+    }
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=rebuilt.chat_template,
+        clean_up_tokenization_spaces=False,
+        **named,
+    )
 
 
-def _split_rule(gguf: Path) -> tuple[str, str]:
-    """(tokenizer model, name of its rule for splitting text) as the file states them."""
+def _stated(gguf: Path) -> tuple[str, str, int]:
+    """(kind of tokenizer, name of its rule for splitting text, number of its tokens) in the file."""
     try:
         from gguf import GGUFReader
 
@@ -154,7 +170,8 @@ def _split_rule(gguf: Path) -> tuple[str, str]:
         fields[name].contents() if name in fields else ""
         for name in ("tokenizer.ggml.model", "tokenizer.ggml.pre")
     )
-    return kind, rule
+    tokens = fields.get("tokenizer.ggml.tokens")
+    return kind, rule, 0 if tokens is None else len(tokens.data)
 
 
 def _rules_of_transformers() -> frozenset[str]:

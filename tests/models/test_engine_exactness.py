@@ -104,7 +104,9 @@ def test_another_prefix_gives_other_logits(family, dtype):
 
 @pytest.mark.parametrize(("attention", "bound"), [("eager", 1e-6), ("sdpa", 5e-6)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_reinjected_cache_equals_a_full_forward(family, attention, bound, record_property):
+def test_a_reinjected_cache_equals_a_full_forward(
+    family, attention, bound, record_testsuite_property
+):
     """In float32, relative to the largest logit.
 
     Eager attention differs in the order of additions only; torch's fused kernel picks another
@@ -116,18 +118,18 @@ def test_a_reinjected_cache_equals_a_full_forward(family, attention, bound, reco
     step = next(iter(engine.generate_steps(reinjected, ids, QUERY, GREEDY)))
     full = _one_shot(engine, ids + QUERY)
     error = float((step.logits - full).abs().max() / full.abs().max())
-    record_property("relative_error", error)
+    record_testsuite_property(f"relative_error {family} {attention}", error)
     assert error <= bound
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_difference_to_one_shot_is_reported(family, dtype, record_property):
+def test_the_difference_to_one_shot_is_reported(family, dtype, record_testsuite_property):
     engine, ids = _engine(family, dtype), _ids(5 * BLOCK + 3)
     blocked = next(iter(engine.generate_steps(_prefilled(engine, ids), ids, QUERY, GREEDY)))
     full = _one_shot(engine, ids + QUERY)
     difference = float((blocked.logits - full).abs().max())
-    record_property("max_logit_difference", difference)
+    record_testsuite_property(f"max_logit_difference {family} {dtype}", difference)
     # Rounding, not another computation: far below the spread of the logits.
     assert difference < 0.1 * float(full.std())
 

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import Descriptor
 
+from cachelink_core import limits
+from cachelink_core.codec_spec import CodecSpec
+from cachelink_core.identity import LayerGeometry, ModelIdentity
+from cachelink_core.manifest import Header, Seal, SenderTimings
 from cachelink_core.rpc.pb.cachelink.v1 import common_pb2, receiver_pb2, sender_pb2, transfer_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,3 +70,18 @@ def test_the_schema_follows_its_naming_rules(file):
         for method in service.methods:
             assert method.input_type.name.endswith("Request")
             assert method.output_type.name.endswith(("Response", "Event"))
+
+
+def test_limits_in_the_specification_are_those_of_the_code():
+    text = (ROOT / "proto/README.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([A-Z_]+)` \| ([\d,]+) \|", text, re.MULTILINE)
+    assert len(rows) >= 15
+    for name, value in rows:
+        assert getattr(limits, name) == int(value.replace(",", "")), name
+
+
+def test_the_specification_names_every_field_of_header_and_seal():
+    text = (ROOT / "proto/README.md").read_text("utf-8")
+    for struct in (Header, Seal, ModelIdentity, LayerGeometry, CodecSpec, SenderTimings):
+        for name in struct.__struct_fields__:
+            assert f"`{name}`" in text, f"{struct.__name__}.{name}"

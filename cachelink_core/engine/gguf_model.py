@@ -18,7 +18,7 @@ import transformers
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from cachelink_core.engine.atomic_write import locked, new_folder
+from cachelink_core.atomic_write import locked, new_folder
 from cachelink_core.engine.identify import fast_backend
 from cachelink_core.engine.weights_digest import DigestCache, file_digest
 from cachelink_core.errors import ModelUnavailable, UnsupportedModel

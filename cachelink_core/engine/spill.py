@@ -21,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from cachelink_core.atomic_write import new_file
 from cachelink_core.codec_spec import DType, TensorKind
-from cachelink_core.engine.atomic_write import new_file
 from cachelink_core.errors import ChecksumMismatch, CorruptChunk, ManifestError
 from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.manifest import Header, decode_header

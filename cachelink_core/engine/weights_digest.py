@@ -15,7 +15,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
-from cachelink_core.engine.atomic_write import new_file
+from cachelink_core.atomic_write import new_file
 from cachelink_core.identity import canonical_bytes
 
 

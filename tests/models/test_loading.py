@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GgufConfig
 
+from cachelink_core.atomic_write import locked, new_file, new_folder
 from cachelink_core.engine import gguf_model, loading
-from cachelink_core.engine.atomic_write import locked, new_file, new_folder
 from cachelink_core.engine.base import Finish, Sampling
 from cachelink_core.engine.gguf_model import converted_folder, demo_gguf
 from cachelink_core.engine.loading import load_engine, load_tokenizer

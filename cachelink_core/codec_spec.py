@@ -36,7 +36,7 @@ class CodecSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         key_group_tokens: tokens that share one scale of a key channel; groups are aligned to
             multiples of it in absolute positions and never cross a block.
         value_group_channels: channels of one head and token that share one scale of the values.
-        sink_tokens: first positions stored in the model's own dtype.
+        sink_tokens: first positions that are not quantized.
     """
 
     id: CodecId
@@ -88,9 +88,21 @@ def codec_name(codec: CodecSpec, packing: PackingSpec) -> str:
     return codec.id if packing.id == "none" else f"{codec.id}+{packing.id}"
 
 
-def wire_dtype(codec: CodecSpec, model_dtype: DType) -> DType:
-    """The dtype of the rows that ``codec`` stores unquantized."""
-    return "bfloat16" if codec.id == "bf16" else model_dtype
+def wire_dtype(codec: CodecSpec, kind: TensorKind, model_dtype: DType) -> DType:
+    """The dtype of the rows that ``codec`` stores unquantized.
+
+    Beside quantized keys they are float32: these keys are in content space, where a key bias of
+    ±300 may sit on a channel, and 16 bits would round the sinks by more than 4-bit codes round the
+    others. A sink then comes back bit for bit after RoPE is put back.
+    """
+    if codec.id == "bf16":
+        return "bfloat16"
+    return "float32" if codec.quantized and kind == "K" else model_dtype
+
+
+def item_bytes(codec: CodecSpec, model_dtype: DType) -> int:
+    """Width of the payload's floating-point items, for the packing; 1 where it holds codes."""
+    return 1 if codec.quantized else ITEM_BYTES[wire_dtype(codec, "V", model_dtype)]
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -178,7 +190,7 @@ def encoded_bytes(
         start: first absolute position.
         stop: one beyond the last.
     """
-    item = ITEM_BYTES[wire_dtype(codec, model_dtype)]
+    item = ITEM_BYTES[wire_dtype(codec, kind, model_dtype)]
     total = 0
     for part in segments(codec, kind, start, stop):
         if part.quantized:

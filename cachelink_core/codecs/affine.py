@@ -73,7 +73,10 @@ class AffineCodec(TensorCodec):
             if part.quantized:
                 self._quantize(piece.float(), kind, part, whole)
             else:
-                _put(whole[part.data], piece.to(TORCH_DTYPES[wire_dtype(self.spec, self.dtype)]))
+                _put(
+                    whole[part.data],
+                    piece.to(TORCH_DTYPES[wire_dtype(self.spec, kind, self.dtype)]),
+                )
         payload = byte_view(whole.cpu())
         if fault := _statistics_fault(np.asarray(payload), plan, kind):
             raise InvalidRequest(
@@ -96,7 +99,7 @@ class AffineCodec(TensorCodec):
             if part.quantized:
                 self._dequantize(whole, kind, part, target)
             else:
-                read_rows(raw[part.data], wire_dtype(self.spec, self.dtype), target)
+                read_rows(raw[part.data], wire_dtype(self.spec, kind, self.dtype), target)
 
     def _plan(self, tensor: Tensor, kind: TensorKind, start: int) -> SlicePlan:
         heads, tokens, dim = tensor.shape

@@ -21,7 +21,7 @@ class TensorCodec(ABC):
 
         Args:
             spec: the codec's id and parameters.
-            dtype: of the sender's cache, which native rows keep.
+            dtype: of the sender's cache.
         """
         self.spec = spec
         self.dtype = dtype

@@ -7,7 +7,7 @@ The payload of positions ``[start, stop)`` of one tensor ``[H, T, D]`` is, witho
 2. the zero points of all quantized segments in the same order and shape:
    keys float32, values bfloat16;
 3. the native rows of all native segments in order of position (sinks, key groups that are too
-   short), each ``[H, T, D]`` in the model's dtype;
+   short), each ``[H, T, D]``: keys float32, values in the model's dtype;
 4. the codes of all quantized segments in order of position, each ``[H, T, row]`` bytes.
 
 T is the segment's number of tokens. Segments are ``codec_spec.segments``: keys are cut at multiples
@@ -85,7 +85,7 @@ def plan_slice(
     Args:
         codec: a quantizing codec.
         kind: keys and values are grouped along different axes.
-        dtype: the cache's own, of native rows.
+        dtype: the cache's own.
         heads: H.
         dim: D.
         start: first absolute position.
@@ -98,7 +98,7 @@ def plan_slice(
     scale_at = 0
     zero_at = scales_stop = sum(_scale_share(kind, pair) for pair in pairs)
     native_at = sum(pairs)
-    item = ITEM_BYTES[wire_dtype(codec, dtype)]
+    item = ITEM_BYTES[wire_dtype(codec, kind, dtype)]
     data_at = native_at + sum(_native_bytes(part, heads, dim, item) for part in parts)
     planned: list[PlannedSegment] = []
     for part, pair in zip(parts, pairs, strict=True):

@@ -36,7 +36,7 @@ class NativeCodec(TensorCodec):
     def encode(self, tensor: Tensor, kind: TensorKind, start: int) -> list[memoryview]:  # noqa: ARG002
         """One view per run of contiguous rows: a whole tensor, or one head's ``[T, D]`` slab."""
         rows = tensor.detach().to(
-            device="cpu", dtype=TORCH_DTYPES[wire_dtype(self.spec, self.dtype)]
+            device="cpu", dtype=TORCH_DTYPES[wire_dtype(self.spec, kind, self.dtype)]
         )
         if not rows.numel():
             return []
@@ -51,7 +51,7 @@ class NativeCodec(TensorCodec):
             payload,
             encoded_bytes(self.spec, kind, self.dtype, heads, dim, start, start + tokens),
         )
-        read_rows(np.frombuffer(payload, np.uint8), wire_dtype(self.spec, self.dtype), out)
+        read_rows(np.frombuffer(payload, np.uint8), wire_dtype(self.spec, kind, self.dtype), out)
 
 
 def check_length(payload: memoryview, expected: int) -> None:

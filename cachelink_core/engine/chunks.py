@@ -13,18 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from cachelink_core.codec_spec import ITEM_BYTES, wire_dtype
+from cachelink_core.codec_spec import item_bytes
 from cachelink_core.codecs.registry import packing, tensor_codec
 from cachelink_core.engine.base import Engine
 from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.manifest import Header
-
-
-def _item_bytes(header: Header) -> int:
-    """Width of the payload's floating-point items; 1 where it holds codes."""
-    if header.codec.quantized:
-        return 1
-    return ITEM_BYTES[wire_dtype(header.codec, header.identity.dtype)]
 
 
 class ChunkEncoder:
@@ -55,7 +48,9 @@ class ChunkEncoder:
             if piece.kind == "K" and self._header.space == "content":
                 tensor = self._engine.to_content(piece.layer, tensor, piece.start)
             parts += self._codec.encode(tensor, piece.kind, piece.start)
-        return self._packing.pack(parts, _item_bytes(self._header))
+        return self._packing.pack(
+            parts, item_bytes(self._header.codec, self._header.identity.dtype)
+        )
 
 
 @dataclass
@@ -93,7 +88,11 @@ class ChunkInstaller:
         """
         layout = self._header.layout
         began = time.monotonic()
-        raw = self._packing.unpack(payload, layout.raw_bytes(block, run), _item_bytes(self._header))
+        raw = self._packing.unpack(
+            payload,
+            layout.raw_bytes(block, run),
+            item_bytes(self._header.codec, self._header.identity.dtype),
+        )
         self.times.decode_s += time.monotonic() - began
         for piece in layout.slices(block, run):
             part = raw[piece.offset : piece.offset + piece.length]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from cachelink_core.codec_spec import CODECS, segments
+from cachelink_core.codec_spec import CODECS, segments, wire_dtype
 from cachelink_core.codecs.affine import SMALLEST_SCALE
 from cachelink_core.codecs.grouping import channel_groups, plan_slice
 from cachelink_core.codecs.native import TORCH_DTYPES
@@ -67,7 +67,8 @@ def test_no_element_is_further_off_than_documented(codec):
         native = scales.isnan()
         bound = scales / 2 + 2**-21 * largest
         assert (error <= bound)[~native].all()
-        resolution = torch.finfo(TORCH_DTYPES[case.dtype])
+        rows = wire_dtype(case.spec, case.kind, case.dtype)
+        resolution = torch.finfo(TORCH_DTYPES[rows])
         row_bound = case.tensor.float().abs() * resolution.eps + resolution.smallest_normal
         fits = case.tensor.float().abs() <= resolution.max
         assert (error <= row_bound)[native & fits].all()

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from cachelink_core.codec_spec import (
     CODECS,
-    ITEM_BYTES,
     NO_PACKING,
     PACKINGS,
     ZSTD,
     PackingSpec,
-    wire_dtype,
+    item_bytes,
 )
 from cachelink_core.codecs.planes import join_planes, split_planes
 from cachelink_core.codecs.registry import packing, tensor_codec
@@ -58,7 +57,7 @@ def test_encoded_slices_come_back(spec, codec, dtype, kind):
         case = make(codec, dtype, kind, shape)
         parts = tensor_codec(case.spec, dtype).encode(case.tensor, kind, case.start)
         raw = b"".join(parts)
-        item = 1 if case.spec.quantized else ITEM_BYTES[wire_dtype(case.spec, dtype)]
+        item = item_bytes(case.spec, dtype)
         wire = b"".join(packer.pack(parts, item))
         assert bytes(packer.unpack(memoryview(wire), len(raw), item)) == raw, shape
         assert len(wire) <= len(raw) + (spec.id == "zstd"), shape

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 import typer
 
-from cachelink_core import __version__
 from cachelink_core.cli.answer import answer
 from cachelink_core.cli.caches import caches, evict
 from cachelink_core.cli.connection import JsonOption
+from cachelink_core.cli.demo.command import demo
 from cachelink_core.cli.exit_codes import epilog
 from cachelink_core.cli.handoff import handoff
 from cachelink_core.cli.inspect import inspect, verify
 from cachelink_core.cli.output import console, facts, print_json, reporting
 from cachelink_core.cli.ping import ping
+from cachelink_core.cli.versions import versions
 from cachelink_core.manifest import MIN_READER_VERSION, SCHEMA_VERSION
-
-_PACKAGES: Final = ("grpcio", "protobuf", "msgspec", "torch", "transformers")
-"""Named by ``version``; read from metadata, so that none of them is imported for it."""
 
 app = typer.Typer(
     name="cachelink",
@@ -31,17 +27,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def versions() -> dict[str, str]:
-    """Versions of this distribution, of Python and of what matters most beneath them."""
-    found = {"cachelink": __version__, "python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 @reporting
@@ -61,6 +46,7 @@ def show_version(json_output: JsonOption = False) -> None:
 
 
 _COMMANDS: Final = (
+    (demo, "demo", "Start both daemons on this machine and hand a real model's cache over."),
     (handoff, "handoff", "Have a sender read a prefix and hand its cache over."),
     (answer, "answer", "Ask a node; the answer streams."),
     (caches, "caches", "List the caches of a node."),

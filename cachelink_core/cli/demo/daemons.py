@@ -1,0 +1,203 @@
+"""Starts daemons as processes of their own, and ends them whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from cachelink_core.errors import InternalError, LinkTimeout, PeerGone
+
+START_DEADLINE_S: Final = 300.0
+"""Loading torch and a small model takes seconds, a minute on a busy machine."""
+
+STOP_DEADLINE_S: Final = 40.0
+"""The daemons' own drain is bounded by 30 s."""
+
+RECEIVER_NAME: Final = "demo"
+"""Of the receiver in the sender's list."""
+
+_ENV_PREFIX: Final = "CACHELINK_"
+_TAIL_LINES: Final = 15
+
+
+class DaemonProcess:
+    """One daemon. It is a context manager: leaving it ends the process.
+
+    Attributes:
+        name: for messages.
+        exit_status: once it has ended; negative for a signal.
+    """
+
+    def __init__(self, name: str, module: str, options: Sequence[str], log: Path) -> None:
+        """Starts the process.
+
+        Args:
+            name: for messages.
+            module: to run.
+            options: of its command line.
+            log: where its standard error goes.
+        """
+        self.name = name
+        self.exit_status: int | None = None
+        self._log = log
+        # Settings of the caller's environment are for the caller's daemons.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(_ENV_PREFIX)}
+        with log.open("wb") as errors:
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
+                [sys.executable, "-m", module, *options],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment,
+            )
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name=f"{name}-output", daemon=True).start()
+
+    def configure(self, config: Mapping[str, object]) -> None:
+        """Gives a daemon that was started with ``--config /dev/stdin`` its configuration."""
+        assert self._process.stdin is not None, "it is a pipe"
+        try:
+            self._process.stdin.write(json.dumps(config).encode())
+            self._process.stdin.close()
+        except BrokenPipeError:
+            return  # it has ended; waiting for it says why
+
+    def wait_ready(self, deadline_s: float = START_DEADLINE_S) -> dict[str, str]:
+        """Waits for the ready line; returns its addresses by scheme.
+
+        Raises:
+            PeerGone: it ended instead.
+            LinkTimeout: neither within the deadline.
+        """
+        try:
+            line = self._lines.get(timeout=deadline_s)
+        except queue.Empty:
+            raise LinkTimeout(
+                f"{self.name} was not ready after {deadline_s:g} s{self._tail()}"
+            ) from None
+        if not line:
+            status = self._process.wait()
+            raise PeerGone(f"{self.name} ended with status {status} at its start{self._tail()}")
+        ready = json.loads(line)
+        if ready.pop("event", "") != "ready":
+            raise InternalError(f"{self.name} printed {line!r} instead of its ready line")
+        return {str(scheme): str(address) for scheme, address in ready.items()}
+
+    def terminate(self) -> None:
+        """Asks it to drain."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, deadline_s: float = STOP_DEADLINE_S) -> int:
+        """Waits for its end; returns the exit status.
+
+        Raises:
+            LinkTimeout: it does not end.
+        """
+        try:
+            self.exit_status = self._process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            raise LinkTimeout(
+                f"{self.name} did not end within {deadline_s:g} s of SIGTERM{self._tail()}"
+            ) from None
+        return self.exit_status
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self.exit_status = self._process.wait()
+        assert self._process.stdin is not None, "it is a pipe"
+        assert self._process.stdout is not None, "it is a pipe"
+        for pipe in (self._process.stdin, self._process.stdout):
+            pipe.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None, "it is a pipe"
+        self._lines.put(self._process.stdout.readline())
+
+    def _tail(self) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if not lines:
+            return ""
+        return "; its log ends with:\n" + "\n".join(lines[-_TAIL_LINES:])
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Two daemons that take work.
+
+    Attributes:
+        sender: its process.
+        receiver: its process.
+        sender_address: of its gRPC server.
+        receiver_address: of its gRPC server.
+    """
+
+    sender: DaemonProcess
+    receiver: DaemonProcess
+    sender_address: str
+    receiver_address: str
+
+    def drain(self) -> dict[str, int]:
+        """Ends both as an operator would; returns the exit statuses.
+
+        Raises:
+            LinkTimeout: one does not end.
+        """
+        both = (self.sender, self.receiver)
+        for daemon in both:
+            daemon.terminate()
+        return {daemon.name: daemon.wait() for daemon in both}
+
+
+@contextmanager
+def two_nodes(options: Sequence[str]) -> Iterator[Nodes]:
+    """Starts a receiver and a sender on loopback, ports picked by the system.
+
+    The sender's list must name the receiver's port, which is known only once the receiver is there.
+    So the sender reads its configuration from a pipe: it loads its libraries meanwhile.
+
+    Args:
+        options: of both command lines, such as ``--model.name``.
+
+    Raises:
+        PeerGone: a daemon ended at its start.
+        LinkTimeout: a daemon was not ready in time.
+    """
+    ports = ["--listen.port", "0", "--http.port", "0"]
+    with tempfile.TemporaryDirectory(prefix="cachelink-demo-") as folder:
+        logs = Path(folder)
+        with (
+            DaemonProcess(
+                "receiver", "cachelink_receiver", [*ports, *options], logs / "receiver.log"
+            ) as receiver,
+            DaemonProcess(
+                "sender",
+                "cachelink_sender",
+                ["--config", "/dev/stdin", *ports, *options],
+                logs / "sender.log",
+            ) as sender,
+        ):
+            receiver_address = receiver.wait_ready()["grpc"]
+            sender.configure({"receivers": {RECEIVER_NAME: receiver_address}})
+            sender_address = sender.wait_ready()["grpc"]
+            yield Nodes(sender, receiver, sender_address, receiver_address)

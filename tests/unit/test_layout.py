@@ -88,13 +88,14 @@ def test_runs_of_a_full_block_stay_within_their_size(given_layout):
 
 
 def test_sinks_groups_and_cuts_are_counted_as_written_down():
-    # One layer, H = 2, D = 8, bfloat16, int4, block 256: positions 0..3 are native, keys have
-    # groups [4, 128) and [128, 256), values one pair of scale and zero a token and head.
+    # One layer, H = 2, D = 8, bfloat16, int4, block 256: positions 0..3 are not quantized (keys
+    # float32, values bfloat16), keys have groups [4, 128) and [128, 256), values one pair of scale
+    # and zero a token and head.
     layout = layout_of([LayerGeometry(kv_heads=2, head_dim=8)], "bfloat16", 256, 256, INT4)
     keys, values = layout.slices(0, 0)
-    sinks = 2 * 4 * 8 * 2
-    assert keys.length == sinks + 2 * (2 * 8 * 6) + 2 * 252 * 4
-    assert values.length == sinks + 2 * 252 * 4 + 2 * 252 * 4
+    sinks = 2 * 4 * 8
+    assert keys.length == 4 * sinks + 2 * (2 * 8 * 6) + 2 * 252 * 4
+    assert values.length == 2 * sinks + 2 * 252 * 4 + 2 * 252 * 4
 
 
 def test_a_short_last_block_and_an_empty_prefix():

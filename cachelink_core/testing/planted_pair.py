@@ -90,8 +90,8 @@ def analytic_state(twin: Twin, sender: ModelIdentity, receiver: ModelIdentity) -
     )
     tensors: dict[str, Tensor] = {}
     for layer, (keys, values) in enumerate(zip(twin.keys, twin.values, strict=True)):
-        tensors[ridge_name(layer, "K", "weight")] = torch.block_diag(*keys)
-        tensors[ridge_name(layer, "V", "weight")] = torch.block_diag(*values)
+        tensors[ridge_name(layer, "K", "weight")] = _block_diagonal(keys)
+        tensors[ridge_name(layer, "V", "weight")] = _block_diagonal(values)
         for kind, matrix in (("K", keys), ("V", values)):
             width = matrix.shape[0] * matrix.shape[1]
             tensors[f"ridge.{layer}.{kind}.bias"] = torch.zeros(width, dtype=torch.float64)
@@ -110,6 +110,8 @@ def strip_rope(model: PreTrainedModel, keys: Tensor, *, back: bool = False) -> T
         ``[H, T, D]``.
     """
     positions = torch.arange(keys.shape[1]).unsqueeze(0)
+    cos: Tensor
+    sin: Tensor
     cos, sin = (table[0] for table in model.model.rotary_emb(keys, positions))
     first, second = keys.chunk(2, dim=-1)
     half_turned = torch.cat([-second, first], dim=-1)
@@ -155,8 +157,19 @@ def _kv_shape(attention: Any) -> tuple[int, int]:
     return attention.k_proj.out_features // dim, dim
 
 
+def _block_diagonal(matrices: Tensor) -> Tensor:
+    """``[H, D, D]`` → ``[H·D, H·D]``."""
+    heads, dim, _ = matrices.shape
+    whole = matrices.new_zeros(heads, dim, heads, dim)
+    for head, matrix in enumerate(matrices):
+        whole[head, :, head] = matrix
+    return whole.view(heads * dim, heads * dim)
+
+
 def _orthogonal(count: int, dim: int, generator: torch.Generator) -> Tensor:
-    return torch.linalg.qr(torch.randn(count, dim, dim, dtype=torch.float64, generator=generator)).Q
+    drawn = torch.randn(count, dim, dim, dtype=torch.float64, generator=generator)
+    orthogonal: Tensor = torch.linalg.qr(drawn).Q
+    return orthogonal
 
 
 def _scales(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NoReturn
 
 import typer
 
@@ -60,6 +61,11 @@ for _function, _name, _short in _COMMANDS:
     app.command(_name, short_help=_short)(_function)
 
 
-def main() -> None:
-    """Runs ``cachelink``; leaves with one of ``exit_codes.ExitCode``."""
-    app(prog_name="cachelink")
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs ``cachelink``; leaves with one of ``exit_codes.ExitCode``.
+
+    Args:
+        arguments: of the command line; those of this process if None.
+    """
+    app(args=None if arguments is None else list(arguments), prog_name="cachelink")
+    raise AssertionError("a command always leaves")

@@ -229,6 +229,7 @@ class Contexts:
 
     def _await(self, name: str, request: AnswerRequest, call: Call) -> None:
         """Waits for a cache that is still arriving; one that is here needs no wait."""
+        self._metrics.cache_lookups.inc()
         if self._store.find(call.tenant, name) is None:
             self._arrivals.wait(call.tenant, name, request.wait_s, call)
 
@@ -248,11 +249,13 @@ class Contexts:
                 )
             except SlotsTaken:
                 entry = stack.enter_context(self._store.pin(call.tenant, name))
+                self._metrics.cache_hits.inc()
                 tokens = len(entry.ids)
                 size = self._engine.cache_bytes(tokens, self._headroom_tokens, whole=True)
                 stack.enter_context(self._store.reserve(size))
                 yield entry, entry.cache.copy(tokens, self._headroom_tokens)
                 return
+            self._metrics.cache_hits.inc()
             entry = lease.stored
             stack.callback(entry.cache.truncate, len(entry.ids))
             yield entry, entry.cache

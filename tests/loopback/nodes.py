@@ -74,8 +74,8 @@ def tiny_engine(folder: Path, family: str, dtype: str = "float32", **kwargs) -> 
 def receiver_of(engine: TransformersEngine, **config) -> Iterator[NodeDaemon[ReceiverConfig]]:
     options = {"listen": PORT_0, "http": PORT_0, "headroom_tokens": 64, **config}
     daemon = receiver_daemon(ReceiverConfig(**options), engine)
-    daemon.addresses = daemon.start()  # type: ignore[attr-defined]
     try:
+        daemon.addresses = daemon.start()  # type: ignore[attr-defined]
         yield daemon
     finally:
         daemon.stop()
@@ -94,8 +94,8 @@ def sender_of(
         **config,
     }
     daemon = sender_daemon(SenderConfig(**options), engine)
-    daemon.addresses = daemon.start()  # type: ignore[attr-defined]
     try:
+        daemon.addresses = daemon.start()  # type: ignore[attr-defined]
         yield daemon
     finally:
         daemon.stop()

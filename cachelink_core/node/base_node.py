@@ -40,6 +40,7 @@ class BaseNode:
         arrivals: Arrivals,
         block_tokens: int,
         overlap: OverlapPolicy,
+        default_wait_s: float = 0.0,
     ) -> None:
         """Binds the parts.
 
@@ -49,6 +50,7 @@ class BaseNode:
             arrivals: handoffs under way at this node.
             block_tokens: the prefill schedule.
             overlap: what a question does that finds its cache busy.
+            default_wait_s: for a handoff under way, when a question does not say.
         """
         self.parts = parts
         headroom = parts.config.headroom_tokens
@@ -61,6 +63,7 @@ class BaseNode:
             metrics=parts.metrics,
             headroom_tokens=headroom,
             overlap=overlap,
+            default_wait_s=default_wait_s,
         )
         self._answers = AnswerService(
             engine=parts.engine,

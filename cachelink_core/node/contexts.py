@@ -135,6 +135,7 @@ class Contexts:
         metrics: Metrics,
         headroom_tokens: int,
         overlap: OverlapPolicy,
+        default_wait_s: float,
     ) -> None:
         """Binds the node's parts."""
         self._engine = engine
@@ -145,6 +146,7 @@ class Contexts:
         self._metrics = metrics
         self._headroom_tokens = headroom_tokens
         self._overlap = overlap
+        self._default_wait_s = default_wait_s
 
     @contextmanager
     def open(self, request: AnswerRequest, room: int, call: Call) -> Iterator[Opened]:
@@ -231,7 +233,8 @@ class Contexts:
         """Waits for a cache that is still arriving; one that is here needs no wait."""
         self._metrics.cache_lookups.inc()
         if self._store.find(call.tenant, name) is None:
-            self._arrivals.wait(call.tenant, name, request.wait_s, call)
+            wait_s = self._default_wait_s if request.wait_s is None else request.wait_s
+            self._arrivals.wait(call.tenant, name, wait_s, call)
 
     @contextmanager
     def _writable(self, name: str, call: Call) -> Iterator[tuple[StoredCache, PrefixCache]]:

@@ -140,7 +140,7 @@ class _AsyncNodeClient:
         least_trust: Trust = "mapped",
         on_failure: OnFailure = "fail",
         keep: bool = False,
-        wait_s: float = 0.0,
+        wait_s: float | None = None,
         deadline_s: float = limits.ANSWER_DEADLINE_S,
     ) -> AsyncAnswer:
         """Asks a question; arguments and errors as in ``ReceiverClient.answer``."""

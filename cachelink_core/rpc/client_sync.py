@@ -136,7 +136,7 @@ class _NodeClient:
         least_trust: Trust = "mapped",
         on_failure: OnFailure = "fail",
         keep: bool = False,
-        wait_s: float = 0.0,
+        wait_s: float | None = None,
         deadline_s: float = limits.ANSWER_DEADLINE_S,
     ) -> Answer:
         """Asks a question; the deltas arrive while the returned answer is iterated.
@@ -148,7 +148,7 @@ class _NodeClient:
             least_trust: the least that is good enough.
             on_failure: whether the node re-reads the prefix when the cache cannot be used.
             keep: commit prefix, query and answer as a new cache, named in the final event.
-            wait_s: how long to wait for a handoff that is still arriving.
+            wait_s: how long to wait for a handoff that is still arriving; None for the node's default.
             deadline_s: for the whole answer.
 
         Raises:

@@ -95,7 +95,7 @@ def answer_request_from(message: pb.AnswerRequest) -> types.AnswerRequest:
         least_trust=cast(Trust, message.least_trust or "mapped"),
         on_failure=cast(types.OnFailure, message.on_failure or "fail"),
         keep=message.keep,
-        wait_s=message.wait_s,
+        wait_s=message.wait_s if message.HasField("wait_s") else None,
     )
 
 

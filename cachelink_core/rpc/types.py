@@ -190,7 +190,7 @@ class AnswerRequest:
         least_trust: the least that is good enough.
         on_failure: whether to re-read the prefix when the cache cannot be used.
         keep: commit prefix, query and answer as a new cache.
-        wait_s: how long to wait for a handoff that is still arriving.
+        wait_s: how long to wait for a handoff that is still arriving; None for the node's default.
     """
 
     context: Context
@@ -199,12 +199,13 @@ class AnswerRequest:
     least_trust: Trust = "mapped"
     on_failure: OnFailure = "fail"
     keep: bool = False
-    wait_s: float = 0.0
+    wait_s: float | None = None
 
     def __post_init__(self) -> None:
         _check_choice("least_trust", self.least_trust, ("exact", "lossy", "mapped"))
         _check_choice("on_failure", self.on_failure, ("recompute", "fail"))
-        _check_range("wait_s", self.wait_s, 0.0, limits.MAX_LEASE_S)
+        if self.wait_s is not None:
+            _check_range("wait_s", self.wait_s, 0.0, limits.MAX_LEASE_S)
 
 
 @dataclass(frozen=True, slots=True)

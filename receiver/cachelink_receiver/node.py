@@ -38,6 +38,7 @@ class ReceiverNode(BaseNode):
             arrivals=self.transfers,
             block_tokens=DEFAULT_BLOCK_TOKENS,
             overlap=config.overlap,
+            default_wait_s=config.default_wait,
         )
 
     def reserve(self, header: bytes, call: Call) -> Reservation:

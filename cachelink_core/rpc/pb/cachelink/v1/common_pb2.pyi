@@ -537,7 +537,7 @@ class AnswerRequest(_message.Message):
     keep: _builtins.bool
     """Commit prefix, query and answer as a new cache."""
     wait_s: _builtins.float
-    """Seconds to wait for a handoff that is still receiving."""
+    """Seconds to wait for a handoff that is still receiving; the node's default when absent."""
     logprobs: _builtins.int
     """Log-probabilities of this many alternatives a token; absent for none."""
     @_builtins.property
@@ -566,21 +566,25 @@ class AnswerRequest(_message.Message):
         least_trust: _builtins.str = ...,
         on_failure: _builtins.str = ...,
         keep: _builtins.bool = ...,
-        wait_s: _builtins.float = ...,
+        wait_s: _builtins.float | None = ...,
         logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "cache_id", b"cache_id", "context", b"context", "handoff_id", b"handoff_id", "logprobs", b"logprobs", "messages", b"messages", "query", b"query", "question", b"question", "read", b"read", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_wait_s", b"_wait_s", "cache_id", b"cache_id", "context", b"context", "handoff_id", b"handoff_id", "logprobs", b"logprobs", "messages", b"messages", "query", b"query", "question", b"question", "read", b"read", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids", "wait_s", b"wait_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "cache_id", b"cache_id", "context", b"context", "handoff_id", b"handoff_id", "keep", b"keep", "least_trust", b"least_trust", "logprobs", b"logprobs", "messages", b"messages", "on_failure", b"on_failure", "query", b"query", "question", b"question", "read", b"read", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_wait_s", b"_wait_s", "cache_id", b"cache_id", "context", b"context", "handoff_id", b"handoff_id", "keep", b"keep", "least_trust", b"least_trust", "logprobs", b"logprobs", "messages", b"messages", "on_failure", b"on_failure", "query", b"query", "question", b"question", "read", b"read", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__wait_s: _TypeAlias = _typing.Literal["wait_s"]  # noqa: Y015
+    _WhichOneofArgType__wait_s: _TypeAlias = _typing.Literal["_wait_s", b"_wait_s"]  # noqa: Y015
     _WhichOneofReturnType_context: _TypeAlias = _typing.Literal["cache_id", "handoff_id", "read"]  # noqa: Y015
     _WhichOneofArgType_context: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
     _WhichOneofReturnType_query: _TypeAlias = _typing.Literal["question", "text", "token_ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_query: _TypeAlias = _typing.Literal["query", b"query"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wait_s) -> _WhichOneofReturnType__wait_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_context) -> _WhichOneofReturnType_context | None: ...
     @_typing.overload

@@ -5,9 +5,11 @@ A tiny model exercises every line in seconds; the real one shows that the claims
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from cachelink_core import texts
@@ -108,6 +110,23 @@ def test_a_model_that_is_not_there_is_said_so(tmp_path):
     assert done.returncode == 3
     assert json.loads(done.stdout)["error"]["reason"] == "model_unavailable"
     assert "nowhere" in done.stderr
+
+
+def test_a_demonstration_that_is_ended_ends_its_daemons(tiny):
+    command = [sys.executable, "-m", "cachelink_core.cli", "demo", *map(str, tiny)]
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment
+    ) as demo:
+        assert demo.stderr is not None
+        lines = iter(demo.stderr.readline, "")
+        assert any("ready after" in line for line in lines)
+        daemons = psutil.Process(demo.pid).children()
+        assert len(daemons) == 2
+        demo.terminate()
+        assert demo.wait(30) == 128 + signal.SIGTERM
+        demo.stderr.read()
+    assert not any(daemon.is_running() for daemon in daemons)
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ class Demonstration:
             CacheLinkError: a node refused or failed.
         """
         document = Document(self._plan.document)
-        prefilled = self._prefilled("prefill, once", document)
+        prefilled = self._prefilled("prefill", document)
         rows = [self._moved(codec, codec, prefilled) for codec in CODECS]
         rows.append(self._streamed(document))
         rows.append(self._re_read(document))
@@ -114,6 +114,7 @@ class Demonstration:
             prefill_s=receipt.phases["prefill"] if prefill_s is None else prefill_s,
             send_s=receipt.phases["send"],
             load_s=receipt.phases["load"],
+            load_busy_s=receipt.phases["load_busy"],
             install_s=receipt.phases["install"],
             round_trip_s=round_trip_s,
             cold=prefill_s is None,
@@ -135,6 +136,7 @@ class Demonstration:
             prefill_s=said.final.phases["prefix"],
             send_s=None,
             load_s=None,
+            load_busy_s=None,
             install_s=None,
             round_trip_s=round_trip_s,
             cold=True,
@@ -162,6 +164,7 @@ class Demonstration:
             prefill_s=None,
             send_s=max(0.0, sent_s - receipt.tail_s),
             load_s=receipt.load_s,
+            load_busy_s=receipt.load_busy_s,
             install_s=receipt.install_s,
             round_trip_s=round_trip_s,
             cold=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import typer
 from cachelink_core.cli.connection import JsonOption
 from cachelink_core.cli.demo.arms import Demonstration
 from cachelink_core.cli.demo.checks import check_exits, check_rows
-from cachelink_core.cli.demo.daemons import two_nodes
+from cachelink_core.cli.demo.daemons import ended_by_sigterm, two_nodes
 from cachelink_core.cli.demo.plan import MODEL, Plan, make_plan
 from cachelink_core.cli.demo.prepare import prepare
 from cachelink_core.cli.demo.progress import Steps
@@ -84,17 +85,19 @@ def run(plan: Plan, *, quiet: bool) -> Report:
         CacheLinkError: a node did not start, refused or failed.
     """
     notes = console(stderr=True)
+    notes.quiet = quiet
     began = time.monotonic()
-    if not quiet:
-        notes.print(f"Model {plan.model}; document: {plan.title}. The first start takes longer.")
-    prepared = prepare(plan)
-    with two_nodes(_options(plan)) as nodes:
+    notes.print(f"Model {plan.model}; document: {plan.title}.")
+    with ended_by_sigterm(), ExitStack() as stack:
+        with notes.status("Preparing the model; the first time it takes a minute."):
+            prepared = prepare(plan)
+        with notes.status("Starting a receiver and a sender."):
+            nodes = stack.enter_context(two_nodes(_options(plan)))
         started_s = time.monotonic() - began
-        if not quiet:
-            notes.print(
-                f"{len(prepared.token_ids)} tokens. Sender at {nodes.sender_address}, receiver at "
-                f"{nodes.receiver_address}, ready after {started_s:.0f} s."
-            )
+        notes.print(
+            f"{len(prepared.token_ids)} tokens. Sender at {nodes.sender_address}, receiver at "
+            f"{nodes.receiver_address}, ready after {started_s:.0f} s."
+        )
         with (
             SenderClient(nodes.sender_address) as sender,
             ReceiverClient(nodes.receiver_address) as receiver,

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Final, Self
 
-from cachelink_core.errors import InternalError, LinkTimeout, PeerGone
+from cachelink_core.errors import CacheLinkError, InternalError, LinkTimeout, PeerGone
 
 START_DEADLINE_S: Final = 300.0
 """Loading torch and a small model takes seconds, a minute on a busy machine."""
@@ -85,11 +85,13 @@ class DaemonProcess:
             line = self._lines.get(timeout=deadline_s)
         except queue.Empty:
             raise LinkTimeout(
-                f"{self.name} was not ready after {deadline_s:g} s{self._tail()}"
+                f"{self.name} was not ready after {deadline_s:g} s{self._last_words()}"
             ) from None
         if not line:
             status = self._process.wait()
-            raise PeerGone(f"{self.name} ended with status {status} at its start{self._tail()}")
+            raise PeerGone(
+                f"{self.name} ended with status {status} at its start{self._last_words()}"
+            )
         ready = json.loads(line)
         if ready.pop("event", "") != "ready":
             raise InternalError(f"{self.name} printed {line!r} instead of its ready line")
@@ -109,7 +111,7 @@ class DaemonProcess:
             self.exit_status = self._process.wait(deadline_s)
         except subprocess.TimeoutExpired:
             raise LinkTimeout(
-                f"{self.name} did not end within {deadline_s:g} s of SIGTERM{self._tail()}"
+                f"{self.name} did not end within {deadline_s:g} s of SIGTERM{self._last_words()}"
             ) from None
         return self.exit_status
 
@@ -134,11 +136,14 @@ class DaemonProcess:
         assert self._process.stdout is not None, "it is a pipe"
         self._lines.put(self._process.stdout.readline())
 
-    def _tail(self) -> str:
+    def tail(self) -> str:
+        """The last lines of its log."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        if not lines:
-            return ""
-        return "; its log ends with:\n" + "\n".join(lines[-_TAIL_LINES:])
+        return "\n".join(lines[-_TAIL_LINES:])
+
+    def _last_words(self) -> str:
+        line = self.tail().rpartition("\n")[2]
+        return f": {line}" if line else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +184,8 @@ def two_nodes(options: Sequence[str]) -> Iterator[Nodes]:
     Args:
         options: of both command lines, such as ``--model.name``.
 
+    When anything in the ``with`` fails, the ends of both logs go to standard error.
+
     Raises:
         PeerGone: a daemon ended at its start.
         LinkTimeout: a daemon was not ready in time.
@@ -197,7 +204,29 @@ def two_nodes(options: Sequence[str]) -> Iterator[Nodes]:
                 logs / "sender.log",
             ) as sender,
         ):
-            receiver_address = receiver.wait_ready()["grpc"]
-            sender.configure({"receivers": {RECEIVER_NAME: receiver_address}})
-            sender_address = sender.wait_ready()["grpc"]
-            yield Nodes(sender, receiver, sender_address, receiver_address)
+            try:
+                receiver_address = receiver.wait_ready()["grpc"]
+                sender.configure({"receivers": {RECEIVER_NAME: receiver_address}})
+                sender_address = sender.wait_ready()["grpc"]
+                yield Nodes(sender, receiver, sender_address, receiver_address)
+            except CacheLinkError:
+                for daemon in (receiver, sender):
+                    sys.stderr.write(f"-- the end of the {daemon.name}'s log:\n{daemon.tail()}\n")
+                raise
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Makes SIGTERM an exception, so that every ``with`` still ends its process."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)

@@ -18,7 +18,7 @@ CODECS: Final = ("native", "native+zstd", "int8", "int4", "int4+zstd")
 STREAMED: Final = "streamed"
 RE_READ: Final = "re-read"
 ZEROED: Final = "zeroed"
-OTHER: Final = "other document"
+OTHER: Final = "other text"
 
 EXACT_ARMS: Final = ("native", "native+zstd", STREAMED)
 """Those whose tokens must be the ones of the re-read."""

@@ -45,7 +45,7 @@ class Steps:
             quiet: show nothing at all.
         """
         self._progress = Progress(
-            TextColumn("{task.description:<18}"),
+            TextColumn("{task.description:<20}"),
             BarColumn(bar_width=30),
             TextColumn("{task.fields[phase]:<8}"),
             TimeElapsedColumn(),

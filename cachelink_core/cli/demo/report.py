@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -76,22 +77,17 @@ class Report:
 
     def show(self, out: Console) -> None:
         """Prints the table, the answers and what the columns mean."""
+        out.width = max(out.width, _TABLE_COLUMNS)
         out.print(self._table())
-        out.print(
-            "\nTimes in seconds. prefill: the node that read the document; the codecs share one. "
-            "send: the sender's clock.\nload, install, query prefill, first token: the receiver's. "
-            "round trip: this client's clock, request to last token;\n* with the prefill in it. "
-            f"same: the {self.plan.tokens} tokens are those of the re-read, or how many of the "
-            "first ones are."
-        )
+        out.print(_LEGEND.format(tokens=self.plan.tokens))
         out.print(f"\n{self.plan.question}")
         for row in self.rows:
-            out.print(f"  {row.arm:<15} {' '.join(row.said.answer.split()) or '(nothing)'}")
+            out.print(f"  {row.arm:<12} {' '.join(row.said.answer.split()) or '(nothing)'}")
         held = len(self.checks) - len(self.broken)
         out.print(f"\n{held} of {len(self.checks)} checks hold; {self.total_s:.0f} s in all.")
 
     def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False, header_style="bold")
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
         table.add_column("arm", no_wrap=True)
         for name in _NUMBERS:
             table.add_column(name, justify="right")
@@ -106,15 +102,26 @@ class Report:
             return "-"
         if row.equals(self.reference):
             return "yes"
-        return f"no, first {row.same_tokens(self.reference)}"
+        return f"first {row.same_tokens(self.reference)}"
 
 
-_NUMBERS = (
+_TABLE_COLUMNS: Final = 104
+"""A narrower terminal breaks lines itself, which is easier to read than folded cells."""
+
+_LEGEND: Final = """
+Times in seconds. prefill: the node that read the document; the codecs share one prefill.
+send: the sender's clock. load (exposed), load busy, install, query prefill and first token: the
+receiver's. round trip: this client's, from the request to the last token; * with the prefill in it.
+same: all {tokens} tokens are those of the re-read, or so many of the first ones are.
+zeroed: a right manifest with nothing but zeros behind it; a path is what the sender claims."""
+
+_NUMBERS: Final = (
     "wire\nMB",
     "of\nbf16",
     "prefill",
     "send",
     "load",
+    "load\nbusy",
     "install",
     "query\nprefill",
     "first\ntoken",
@@ -125,7 +132,7 @@ _NUMBERS = (
 def _numbers(row: Row) -> list[str]:
     size = f"{row.wire_bytes / 1e6:.2f}" if row.wire_bytes else "-"
     ratio = f"{row.ratio:.3f}" if row.wire_bytes else "-"
-    times = (row.prefill_s, row.send_s, row.load_s, row.install_s)
+    times = (row.prefill_s, row.send_s, row.load_s, row.load_busy_s, row.install_s)
     answer = (row.query_prefill_s, row.first_token_s)
     round_trip = f"{row.round_trip_s:.2f}{'*' if row.cold else ' '}"
     return [

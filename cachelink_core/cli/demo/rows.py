@@ -38,6 +38,7 @@ class Row:
         prefill_s: reading the document, by whichever node did, on its clock.
         send_s: first frame handed over to receipt, less the receiver's tail; the sender's clock.
         load_s: exposed, the receiver's clock.
+        load_busy_s: verifying and decoding, most of it hidden behind the stream.
         install_s: the receiver's clock.
         round_trip_s: this client's clock, from the request to the last token.
         cold: the round trip includes the prefill.
@@ -52,6 +53,7 @@ class Row:
     prefill_s: float | None
     send_s: float | None
     load_s: float | None
+    load_busy_s: float | None
     install_s: float | None
     round_trip_s: float
     cold: bool
@@ -96,6 +98,7 @@ class Row:
             "prefill_s": self.prefill_s,
             "send_s": self.send_s,
             "load_s": self.load_s,
+            "load_busy_s": self.load_busy_s,
             "install_s": self.install_s,
             "query_prefill_s": self.query_prefill_s,
             "first_token_s": self.first_token_s,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, Self
 
+import torch
 from torch import Tensor
 
 from cachelink_core.codec_spec import TensorKind
@@ -166,6 +167,14 @@ class Engine(Protocol):
     @property
     def tokens(self) -> Tokens:
         """Of the model's tokenizer."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where caches lie and are computed."""
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Of the caches."""
 
     @property
     def vocabulary_size(self) -> int:

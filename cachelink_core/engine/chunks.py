@@ -55,10 +55,17 @@ class ChunkEncoder:
 
 @dataclass
 class InstallTimes:
-    """Seconds spent so far: unpacking and decoding, and putting keys back into rotated space."""
+    """Seconds spent so far.
+
+    Attributes:
+        decode_s: unpacking and decoding.
+        transform_s: putting keys back into rotated space, and the write.
+        map_s: translating; 0 for a cache of the same model.
+    """
 
     decode_s: float = 0.0
     transform_s: float = 0.0
+    map_s: float = 0.0
 
 
 class ChunkInstaller:

@@ -28,13 +28,6 @@ from cachelink_core.transport.pairing import check_pair
 from cachelink_core.transport.source_block import SourceBlock
 
 
-@dataclass
-class MappedTimes(InstallTimes):
-    """Seconds spent so far, with the mapper's own; ``transform_s`` is RoPE and the write."""
-
-    map_s: float = 0.0
-
-
 @dataclass(slots=True)
 class _OpenBlock:
     index: int
@@ -73,7 +66,7 @@ class MappedInstaller:
         self._codec = tensor_codec(header.codec, header.identity.dtype)
         self._packing = packing(header.packing)
         self._open: _OpenBlock | None = None
-        self.times = MappedTimes()
+        self.times = InstallTimes()
 
     def install(self, block: int, run: int, payload: memoryview) -> None:
         """Decodes one verified chunk; if it completes its block, translates the block.

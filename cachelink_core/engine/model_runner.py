@@ -46,6 +46,11 @@ class ModelRunner:
         self.executor = executor
 
     @property
+    def model(self) -> PreTrainedModel:
+        """The model, in eval mode."""
+        return self._model
+
+    @property
     def model_tokens(self) -> int:
         """Tokens that went through the input embedding so far."""
         return self._model_tokens

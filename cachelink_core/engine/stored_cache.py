@@ -28,6 +28,7 @@ class StoredCache:
         trust: the lowest of its parts.
         codec: ``int4+zstd`` and the like, as people read it.
         producer: the model that computed it.
+        note: what every answer from it must say, such as by which mapper it was translated.
     """
 
     tenant: str
@@ -39,6 +40,7 @@ class StoredCache:
     trust: Trust
     codec: str
     producer: ModelIdentity
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

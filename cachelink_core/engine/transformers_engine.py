@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -32,7 +33,7 @@ from cachelink_core.errors import (
     QueryTooLong,
 )
 from cachelink_core.identity import ModelIdentity
-from cachelink_core.kv.prefix_cache import PrefixCache, cache_bytes
+from cachelink_core.kv.prefix_cache import TORCH_DTYPES, PrefixCache, cache_bytes
 from cachelink_core.kv.rope import KeyRope
 
 
@@ -74,6 +75,16 @@ class TransformersEngine:
         self._eos_ids = self._runner.eos_ids | frozenset(eos_ids)
 
     @property
+    def model(self) -> PreTrainedModel:
+        """The model itself, in eval mode, for what differentiates or looks into it."""
+        return self._runner.model
+
+    @property
+    def rope(self) -> KeyRope:
+        """How the model rotates its keys."""
+        return self._rope
+
+    @property
     def identity(self) -> ModelIdentity:
         """Of the model."""
         return self._identity
@@ -82,6 +93,16 @@ class TransformersEngine:
     def tokens(self) -> Tokens:
         """Of the model's tokenizer."""
         return self._tokens
+
+    @property
+    def device(self) -> torch.device:
+        """Where caches lie and are computed."""
+        return self._runner.device
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Of the caches."""
+        return TORCH_DTYPES[self._identity.dtype]
 
     @property
     def vocabulary_size(self) -> int:

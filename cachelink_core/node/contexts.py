@@ -92,6 +92,9 @@ class Arrivals(Protocol):
             StillInTransfer: it has not ended within ``wait_s``.
         """
 
+    def failure(self, tenant: str, name: str) -> CacheLinkError | None:
+        """Why a handoff of that name ended badly, if one did."""
+
 
 class NoArrivals:
     """For a node that receives nothing."""
@@ -99,6 +102,10 @@ class NoArrivals:
     def wait(self, tenant: str, name: str, wait_s: float, call: Call) -> bool:  # noqa: ARG002
         """Nothing is under way."""
         return False
+
+    def failure(self, tenant: str, name: str) -> CacheLinkError | None:  # noqa: ARG002
+        """Nothing has failed."""
+        return None
 
 
 class TransientReader:
@@ -177,8 +184,9 @@ class Contexts:
                 if request.on_failure != "recompute" or isinstance(error, StillInTransfer):
                     raise
                 prefix = self._remembered(name, call.tenant, error)
-                self._metrics.fallback_recompute.labels(reason=error.reason).inc()
-                why = f"{error.reason}: {error}"
+                cause = self._arrivals.failure(call.tenant, name) or error
+                self._metrics.fallback_recompute.labels(reason=cause.reason).inc()
+                why = f"{cause.reason}: {cause}"
                 opened = stack.enter_context(self._read(prefix, room, why, call))
             yield opened
 
@@ -221,7 +229,7 @@ class Contexts:
                 ids=entry.ids,
                 frame=entry.frame,
                 path=entry.trust,
-                why=f"cache {entry.cache_id} is installed",
+                why=f"cache {entry.cache_id} is installed" + (entry.note and f"; {entry.note}"),
                 cached_tokens=len(entry.ids),
                 fresh_tokens=0,
                 trust=entry.trust,

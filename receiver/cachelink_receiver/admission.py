@@ -5,7 +5,6 @@ from __future__ import annotations
 from cachelink_core.engine.base import Engine
 from cachelink_core.errors import (
     IdentityMismatch,
-    IncompatiblePeer,
     InvalidRequest,
     QueryTooLong,
 )
@@ -16,6 +15,8 @@ from cachelink_core.manifest import MAPPER_NONE, Header
 def check_fits(engine: Engine, header: Header, max_lease_s: float) -> None:
     """Checks that the receiver can name why the offered cache fits its model.
 
+    Another model's cache needs a mapper; ``Mappers.pick`` names why that one fits.
+
     There is no switch that turns these checks off.
 
     Args:
@@ -25,17 +26,12 @@ def check_fits(engine: Engine, header: Header, max_lease_s: float) -> None:
 
     Raises:
         IdentityMismatch: the models differ, field by field, or their RoPE tables do.
-        IncompatiblePeer: a mapper is wanted and none is loaded for this pair.
         QueryTooLong: the prefix is longer than the model's window.
         InvalidRequest: a token id outside the vocabulary, or too long a lease.
     """
-    if header.mapper != MAPPER_NONE:
-        raise IncompatiblePeer(
-            f"mapper is {header.mapper!r}; this receiver has none for sender "
-            f"{header.identity.architecture} {header.identity.digest()[:16]}"
-        )
-    check_identity(engine.identity, header.identity)
-    _check_tables(engine, header)
+    if header.mapper == MAPPER_NONE:
+        check_identity(engine.identity, header.identity)
+        _check_tables(engine, header)
     if header.tokens >= engine.identity.max_positions:
         raise QueryTooLong(
             f"token_ids has {header.tokens} tokens; the model's window is "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -42,6 +43,12 @@ class ReceiverConfig(DaemonConfig):
 
     overlap: Literal["wait", "copy"] = "wait"
     """Questions to one cache at once: wait in order, or copy the cache where the budget allows."""
+
+    mappers: tuple[Path, ...] = ()
+    """Folders of mappers, each for one sender's model; a handoff picks by the sender's identity."""
+
+    allow_failed_gate: bool = False
+    """Use mappers that failed their quality gate or were never judged; every answer says so."""
 
     default_wait: Annotated[Duration, Field(le=limits.MAX_LEASE_S)] = written("30s")
     """How long a question waits for its cache to arrive when it does not say."""

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 from cachelink_core.engine.base import Engine
 from cachelink_core.engine.chunks import ChunkInstaller
+from cachelink_core.engine.mapped_chunks import MappedInstaller
 from cachelink_core.engine.store import Reservation
 from cachelink_core.errors import CacheLinkError
 from cachelink_core.handoff import HandoffSession, State, events
 from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.manifest import Header, Seal
+from cachelink_core.transport.mapper import Mapper
 
 
 @dataclass
@@ -42,6 +44,7 @@ class Incoming:
     reservation: Reservation
     check_s: float
     admitted_s: float
+    mapper: Mapper | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
     ended: threading.Event = field(default_factory=threading.Event)
     marks: Marks = field(default_factory=Marks)
@@ -89,7 +92,11 @@ class ChunkSink:
     def __init__(self, engine: Engine, incoming: Incoming) -> None:
         self._engine = engine
         self._incoming = incoming
-        self.installer = ChunkInstaller(engine, incoming.header, incoming.cache)
+        self.installer: ChunkInstaller | MappedInstaller = (
+            ChunkInstaller(engine, incoming.header, incoming.cache)
+            if incoming.mapper is None
+            else MappedInstaller(engine, incoming.header, incoming.cache, incoming.mapper)
+        )
         self._counter = BlockCounter(incoming.header)
 
     def take(self, chunk: events.Chunk) -> None:

@@ -13,6 +13,7 @@ from cachelink_core.node.parts import NodeParts
 from cachelink_core.rpc.handlers import Call, Frame
 from cachelink_core.rpc.transfer_types import HandoffStatus, PushReceipt, Reservation
 from cachelink_receiver.config import ReceiverConfig
+from cachelink_receiver.mappers import Mappers
 from cachelink_receiver.transfers import TransferLimits, Transfers
 
 
@@ -30,6 +31,9 @@ class ReceiverNode(BaseNode):
             memory=parts.memory,
             metrics=parts.metrics,
             allowed=TransferLimits(config.headroom_tokens, config.max_lease),
+            mappers=Mappers.load(
+                config.mappers, parts.engine, allow_failed_gate=config.allow_failed_gate
+            ),
         )
         self.epoch = self.transfers.epoch
         super().__init__(

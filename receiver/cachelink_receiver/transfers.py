@@ -32,12 +32,14 @@ from cachelink_core.errors import (
 )
 from cachelink_core.handoff import HandoffSession, State, events
 from cachelink_core.logs import logger
-from cachelink_core.manifest import Header, decode_header
+from cachelink_core.manifest import MAPPER_NONE, Header, decode_header
 from cachelink_core.metrics import Metrics
 from cachelink_core.rpc.handlers import Call, Frame
 from cachelink_core.rpc.transfer_types import HandoffStatus, PushReceipt, Reservation
+from cachelink_core.transport.mapper import Mapper
 from cachelink_receiver.admission import check_fits
 from cachelink_receiver.incoming import ChunkSink, Incoming
+from cachelink_receiver.mappers import Mappers, gate_text
 
 _log = logger(__name__)
 
@@ -72,6 +74,7 @@ class Transfers:
         memory: HeaderMemory,
         metrics: Metrics,
         allowed: TransferLimits,
+        mappers: Mappers,
     ) -> None:
         """Binds the node's parts; ``start`` begins to watch the leases."""
         self.epoch = mint_id()
@@ -80,6 +83,7 @@ class Transfers:
         self._memory = memory
         self._metrics = metrics
         self._allowed = allowed
+        self._mappers = mappers
         self._lock = threading.Lock()
         self._live: dict[str, Incoming] = {}
         self._ended: dict[str, tuple[str, HandoffStatus]] = {}
@@ -105,8 +109,11 @@ class Transfers:
             offer = decode_header(header)
             self._check_id_free(offer.handoff_id)
             check_fits(self._engine, offer, self._allowed.max_lease_s)
+            mapper = None
+            if offer.mapper != MAPPER_NONE:
+                mapper = self._mappers.pick(offer, self._engine.identity)
             check_s = time.monotonic() - began
-            return self._admit(offer, call, check_s)
+            return self._admit(offer, mapper, call, check_s)
         except CacheLinkError as error:
             self._metrics.manifest_rejected.labels(reason=error.reason).inc()
             self._metrics.handoffs.labels(outcome="refused").inc()
@@ -185,6 +192,14 @@ class Transfers:
                 )
         return True
 
+    def failure(self, tenant: str, name: str) -> CacheLinkError | None:
+        """See ``Arrivals.failure``."""
+        with self._lock:
+            for handoff_id, (owner, status) in reversed(self._ended.items()):
+                if owner == tenant and name in (handoff_id, status.cache_id):
+                    return status.error
+        return None
+
     @property
     def under_way(self) -> int:
         """Handoffs that have not ended."""
@@ -196,8 +211,11 @@ class Transfers:
             if handoff_id in self._live or handoff_id in self._ended:
                 raise DuplicateHandoff(f"handoff_id {handoff_id!r} was used before")
 
-    def _admit(self, offer: Header, call: Call, check_s: float) -> Reservation:
+    def _admit(
+        self, offer: Header, mapper: Mapper | None, call: Call, check_s: float
+    ) -> Reservation:
         began = time.monotonic()
+        chosen = MAPPER_NONE if mapper is None else mapper.card.digest
         name = names.cache_id(
             tenant=call.tenant,
             receiver=self._engine.identity,
@@ -205,7 +223,7 @@ class Transfers:
             block_tokens=offer.block_tokens,
             token_ids=offer.token_ids,
             codec=offer.codec,
-            mapper=offer.mapper,
+            mapper=chosen,
         )
         codec = codec_name(offer.codec, offer.packing)
         held = self._store.find(call.tenant, name)
@@ -216,7 +234,7 @@ class Transfers:
             )
             self._metrics.handoffs.labels(outcome="already_installed").inc()
             return Reservation(
-                offer.handoff_id, name, self.epoch, offer.lease_s, codec=codec,
+                offer.handoff_id, name, self.epoch, offer.lease_s, mapper=chosen, codec=codec,
                 already_installed=True, check_s=check_s,
             )  # fmt: skip
         room = self._allowed.headroom_tokens
@@ -227,7 +245,7 @@ class Transfers:
             now = time.monotonic()
             session = HandoffSession(offer, self.epoch, now)
             session.handle(events.Admit(name), now)
-            incoming = Incoming(call.tenant, session, cache, reservation, check_s, now)
+            incoming = Incoming(call.tenant, session, cache, reservation, check_s, now, mapper)
             self._enlist(incoming)
         except BaseException:
             reservation.release()
@@ -237,7 +255,7 @@ class Transfers:
             codec=codec, bytes=size, peer=call.peer,
         )  # fmt: skip
         return Reservation(
-            offer.handoff_id, name, self.epoch, offer.lease_s, codec=codec,
+            offer.handoff_id, name, self.epoch, offer.lease_s, mapper=chosen, codec=codec,
             allocate_s=now - began, check_s=check_s,
         )  # fmt: skip
 
@@ -281,6 +299,7 @@ class Transfers:
                     trust=header.trust,
                     codec=codec_name(header.codec, header.packing),
                     producer=header.identity,
+                    note=_note(incoming.mapper),
                 ),
                 incoming.reservation,
             )
@@ -300,7 +319,7 @@ class Transfers:
             load_s=max(0.0, marks.decoded_s - marks.last_frame_s) + incoming.check_s,
             load_busy_s=marks.verify_s + times.decode_s,
             install_s=installed_s - max(marks.decoded_s, marks.last_frame_s),
-            transform_s=times.transform_s,
+            transform_s=times.transform_s + times.map_s,
             device_wait_s=marks.device_wait_s,
             verified_at_s=tuple(marks.verified_at_s),
             installed_at_s=tuple(marks.installed_at_s),
@@ -316,6 +335,8 @@ class Transfers:
             installed_s - incoming.marks.opened_s
         )
         metrics.validate_seconds.observe(receipt.load_busy_s)
+        if incoming.mapper is not None:
+            metrics.map_seconds.observe(receipt.transform_s)
         metrics.install_seconds.observe(receipt.install_s)
         metrics.device_wait_seconds.labels(kind="install").observe(receipt.device_wait_s)
         metrics.wire_bytes.inc(receipt.wire_bytes)
@@ -395,3 +416,9 @@ class Transfers:
                 if incoming.session.expired(now):
                     self._finish(incoming, events.Expire())
             self._store.sweep()
+
+
+def _note(mapper: Mapper | None) -> str:
+    if mapper is None:
+        return ""
+    return f"translated by mapper {mapper.card.digest[:16]}, whose gate {gate_text(mapper.card)}"

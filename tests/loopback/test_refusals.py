@@ -355,7 +355,7 @@ def test_after_a_failure_the_prefix_can_be_read_again_by_id(pair, untouched):
         answer = pair.ask_receiver.answer(context, VerbatimText("abc"), on_failure="recompute")
         answer.text()
         assert answer.final.path == "recompute"
-        assert "unknown_cache" in answer.final.path_reason
+        assert "truncated_stream" in answer.final.path_reason
         assert answer.final.cached_tokens == 0
 
 

@@ -1,0 +1,49 @@
+"""``cachelink-bench``: one name for every benchmark; each is imported only when it runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Final
+
+BENCHMARKS: Final = {
+    "codecs": "bytes, divergence and speed of every codec on a real model's cache",
+    "loopback": "a handoff between two processes, beside bare gRPC and a raw socket",
+}
+"""Name, which is also the module's, and what it measures. Each module has ``main(argv) -> int``."""
+
+_USAGE: Final = "usage: cachelink-bench BENCHMARK [OPTION]...\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark that the first argument names.
+
+    Args:
+        argv: arguments, those of the process by default.
+
+    Returns:
+        The benchmark's exit status; 2 for a name that does not exist.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] in (["-h"], ["--help"]):
+        print(_help())
+        return 0
+    if not given or given[0] not in BENCHMARKS:
+        known = ", ".join(BENCHMARKS)
+        named = repr(given[0]) if given else "nothing"
+        print(f"{_USAGE}cachelink-bench: {named} is not one of {known}", file=sys.stderr)
+        return 2
+    run: Callable[[Sequence[str]], int] = import_module(f"cachelink_bench.{given[0]}").main
+    return run(given[1:])
+
+
+def _help() -> str:
+    lines = [f"  {name:12s} {what}" for name, what in BENCHMARKS.items()]
+    return "\n".join(
+        (_USAGE, __doc__ or "", "", *lines, "", "Options of one: cachelink-bench NAME --help")
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

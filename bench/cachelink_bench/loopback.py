@@ -1,0 +1,158 @@
+"""``cachelink-bench loopback``: a handoff between two processes beside what the machine can do.
+
+A captured cache goes from a sending to a receiving process, by CacheLink in the model's dtype and as
+int8, by a bare gRPC stream and through a raw socket. ``bench/README.md`` describes the method.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from cachelink_bench.capture import captured
+from cachelink_bench.environment import environment
+from cachelink_bench.loopback_arms import Arm, Subject, make_arms
+from cachelink_bench.loopback_parts import Parts, measure_parts
+from cachelink_bench.loopback_peer import ReceiverProcess
+from cachelink_bench.loopback_results import (
+    TARGET,
+    RateRow,
+    limits_text,
+    parts_text,
+    rate_rows,
+    rows_text,
+    target_met,
+)
+from cachelink_bench.loopback_rounds import run_rounds
+from cachelink_bench.physics import physics
+from cachelink_bench.report import load_average, load_text, write_json
+from cachelink_core import limits, logs
+from cachelink_core.engine.loading import load_engine, set_threads
+from cachelink_core.errors import CacheLinkError
+
+SMOKE_ROUNDS = 2
+SMOKE_TOKENS = 300
+"""More than one block, and a short last one."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the benchmark.
+
+    Returns:
+        0; 1 for an error, or the missed target with ``--strict``; 2 for wrong arguments.
+    """
+    options = _parse(argv)
+    logs.install("error", "console")
+    try:
+        document, lines = _run(options)
+    except CacheLinkError as error:
+        print(f"cachelink-bench loopback: {error}", file=sys.stderr)
+        return 1
+    if options.json:
+        write_json(options.json, document)
+    if options.markdown:
+        options.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(json.dumps(document))
+    return 1 if options.strict and not document["target_met"] else 0
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="cachelink-bench loopback", description=__doc__)
+    parser.add_argument("--model", default="demo", help="name, folder or GGUF file (demo: SmolLM2)")
+    parser.add_argument("--tokens", type=int, default=2048, help="of the captured cache")
+    parser.add_argument("--block-tokens", type=int, default=limits.DEFAULT_BLOCK_TOKENS)
+    parser.add_argument("--rounds", type=int, default=15, help="measured runs of each arm")
+    parser.add_argument("--cache-dir", type=Path, help="of captured caches (default: the user's)")
+    parser.add_argument("--smoke", action="store_true", help="a short cache, two rounds")
+    parser.add_argument("--strict", action="store_true", help="exit 1 if the target is missed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
+    options = parser.parse_args(argv)
+    if options.smoke:
+        options.tokens, options.rounds = SMOKE_TOKENS, SMOKE_ROUNDS
+    return options
+
+
+def _run(options: argparse.Namespace) -> tuple[dict[str, object], list[str]]:
+    """Measures and prints; returns the document and the lines printed."""
+    load, lines = load_average(), list[str]()
+
+    def say(text: str = "") -> None:
+        print(text, flush=True)
+        lines.append(text)
+
+    set_threads(1)
+    say(load_text(load))
+    best = physics()
+    say("one core: " + ", ".join(f"{k.partition('_gb')[0]} {v:.1f} GB/s" for k, v in best.items()))
+    subject = _subject(options)
+    native_bytes = subject.header("native").layout.native_bytes
+    say(f"{options.model}, {options.tokens} tokens, {native_bytes / 1e6:.1f} MB native\n")
+    with _arms(subject, options) as (arms, peer):
+        measured = run_rounds(arms, peer, options.rounds)
+        rows = rate_rows({key: arm.name for key, arm in arms.items()}, measured, native_bytes)
+        wire = {key: arm.wire_bytes for key, arm in arms.items()}
+    say(rows_text(rows, wire) + "\n")
+    parts = {codec: measure_parts(subject, codec) for codec in ("native", "int8")}
+    say(parts_text(parts, rows["bare"], native_bytes))
+    say(limits_text(parts["native"], rows))
+    say(f"target: {TARGET:g} of bare gRPC, {'met' if target_met(rows) else 'MISSED'}")
+    return _document(options, load, best, native_bytes, wire, rows, parts), lines
+
+
+def _subject(options: argparse.Namespace) -> Subject:
+    engine = load_engine(options.model)
+    held = captured(engine, options.tokens, options.block_tokens, options.cache_dir)
+    return Subject(engine, held, options.block_tokens)
+
+
+@contextmanager
+def _arms(
+    subject: Subject, options: argparse.Namespace
+) -> Iterator[tuple[dict[str, Arm], ReceiverProcess]]:
+    payload_bytes = subject.header("native").layout.encoded_bytes
+    arguments = ["--model", options.model, "--bytes", str(payload_bytes)]
+    with ReceiverProcess(arguments) as peer:
+        arms = make_arms(subject, peer)
+        try:
+            yield arms, peer
+        finally:
+            for arm in arms.values():
+                arm.close()
+
+
+def _document(
+    options: argparse.Namespace,
+    load: float,
+    best: dict[str, float],
+    native_bytes: int,
+    wire: dict[str, int],
+    rows: dict[str, RateRow],
+    parts: dict[str, Parts],
+) -> dict[str, object]:
+    return {
+        "benchmark": "loopback",
+        "config": {
+            key: str(value) if isinstance(value, Path) else value
+            for key, value in vars(options).items()
+            # Where the results go says nothing about them, and is a path of this machine.
+            if key not in ("json", "markdown", "cache_dir")
+        },
+        "environment": environment(),
+        "load_average": load,
+        "physics": best,
+        "native_bytes": native_bytes,
+        "arms": {key: asdict(row) | {"wire_bytes": wire[key]} for key, row in rows.items()},
+        "parts_gb_per_s": {codec: part.rates(native_bytes) for codec, part in parts.items()},
+        "target": TARGET,
+        "target_met": target_met(rows),
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

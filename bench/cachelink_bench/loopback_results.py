@@ -1,0 +1,120 @@
+"""From runs to rates, ratios and the sentence that says what limits them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cachelink_bench.loopback_parts import Parts, Side
+from cachelink_bench.loopback_rounds import Rounds
+from cachelink_bench.report import table
+from cachelink_bench.statistics import Spread, ratios
+
+TARGET: Final = 0.85
+"""Share of the bare gRPC stream's rate that a native handoff with digests has to reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateRow:
+    """One arm.
+
+    Attributes:
+        name: of the arm.
+        wall_s: of each run.
+        gb_per_s: of the cache's own bytes, whatever was sent for them.
+        to_bare: rate divided by that of bare gRPC in the same round.
+        to_socket: rate divided by that of the socket in the same round.
+        sender_cpu_s: of each run.
+        receiver_cpu_s: of each run.
+    """
+
+    name: str
+    wall_s: Spread
+    gb_per_s: Spread
+    to_bare: Spread
+    to_socket: Spread
+    sender_cpu_s: Spread
+    receiver_cpu_s: Spread
+
+
+def rate_rows(names: Mapping[str, str], measured: Rounds, native_bytes: int) -> dict[str, RateRow]:
+    """Sums every arm up."""
+    walls = {key: [run.wall_s for run in runs] for key, runs in measured.items()}
+    return {
+        key: RateRow(
+            name=names[key],
+            wall_s=Spread.of(walls[key]),
+            gb_per_s=Spread.of([native_bytes / s / 1e9 for s in walls[key]]),
+            # Equal bytes: a rate's ratio is the inverse of the times'.
+            to_bare=ratios(walls["bare"], walls[key]),
+            to_socket=ratios(walls["socket"], walls[key]),
+            sender_cpu_s=Spread.of([run.sender_cpu_s for run in runs]),
+            receiver_cpu_s=Spread.of([run.receiver_cpu_s for run in runs]),
+        )
+        for key, runs in measured.items()
+    }
+
+
+def rows_text(rows: Mapping[str, RateRow], wire_bytes: Mapping[str, int]) -> str:
+    """The main table: medians, quartiles in parentheses."""
+    header = (
+        "first byte → installed", "wire MB", "ms", "GB/s", "× bare gRPC", "× socket",
+        "CPU ms send", "CPU ms receive",
+    )  # fmt: skip
+    body = [
+        (
+            row.name,
+            f"{wire_bytes[key] / 1e6:.1f}",
+            row.wall_s.text(1e3, 1),
+            f"{row.gb_per_s.median:.2f}",
+            row.to_bare.text(),
+            row.to_socket.text(),
+            f"{row.sender_cpu_s.median * 1e3:.0f}",
+            f"{row.receiver_cpu_s.median * 1e3:.0f}",
+        )
+        for key, row in rows.items()
+    ]
+    return table(header, body)
+
+
+def parts_text(parts: Mapping[str, Parts], bare: RateRow, native_bytes: int) -> str:
+    """The parts, alone on one core, as GB of the cache's own bytes a second."""
+    send, receive = (
+        native_bytes / spread.median / 1e9 for spread in (bare.sender_cpu_s, bare.receiver_cpu_s)
+    )
+    lines = [
+        f"{codec}: "
+        + ", ".join(f"{name} {rate:.1f}" for name, rate in part.rates(native_bytes).items())
+        for codec, part in parts.items()
+    ]
+    lines.append(f"bare gRPC with its copies: send {send:.1f}, receive {receive:.1f}")
+    return "parts, GB/s on one core — " + "; ".join(lines)
+
+
+def limits_text(native: Parts, rows: Mapping[str, RateRow]) -> str:
+    """What the native handoff's time goes into, the busier side first."""
+    handoff, bare = rows["native"], rows["bare"]
+    wall_s = handoff.wall_s.median
+    sides = {
+        # The baseline's send has the one copy that joining is, its receive the one that installing is.
+        "sender": Side(
+            handoff.sender_cpu_s.median,
+            bare.sender_cpu_s.median,
+            native.digest_s,
+            max(0.0, native.encode_join_s - native.copy_s),
+        ),
+        "receiver": Side(
+            handoff.receiver_cpu_s.median,
+            bare.receiver_cpu_s.median,
+            native.digest_s,
+            max(0.0, native.install_s - native.copy_s),
+        ),
+    }
+    ordered = sorted(sides.items(), key=lambda item: -item[1].cpu_s)
+    return "limits: " + "; ".join(side.text(name, wall_s) for name, side in ordered)
+
+
+def target_met(rows: Mapping[str, RateRow]) -> bool:
+    """Whether the native handoff reached its share of bare gRPC, by the median of the rounds."""
+    return rows["native"].to_bare.median >= TARGET

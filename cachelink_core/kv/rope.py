@@ -26,6 +26,7 @@ from cachelink_core.kv.rotation import Columns, rotate, unrotate
 __all__ = ["KeyRope", "LayerRule"]
 
 TableKey = tuple[str, Columns]
+Angles = tuple[Tensor, Tensor]
 
 _CPU: Final = torch.device("cpu")
 
@@ -106,6 +107,23 @@ class KeyRope:
             return
         cos, sin = self._angles(rule, content, start)
         out.copy_(rotate(content, cos, sin, rule.layout, rule.rotary_dim))
+
+    def angles(self, layer: int, start: int, stop: int, device: torch.device) -> Angles | None:
+        """What a rotation of one layer is made of, for those that differentiate through it.
+
+        Args:
+            layer: index.
+            start: first absolute position.
+            stop: one beyond the last.
+            device: of the keys.
+
+        Returns:
+            cos and sin, ``[T, P]`` float32 each; None for a layer without RoPE.
+        """
+        rule = self.layers[layer]
+        if rule.layout == "identity":
+            return None
+        return self._tables[rule.table, rule.columns].at(start, stop, device)
 
     def tables_digest(self, tokens: int) -> str:
         """BLAKE3 of every distinct table at positions 0, 1 and ``tokens - 1``, in hexadecimal.

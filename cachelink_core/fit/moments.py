@@ -186,8 +186,8 @@ class Moments:
         """
         for kind, (x, y) in chunk.items():
             shift = self.shifts[kind]
-            x = (x.to(self.device) - shift.x).to(self.products)  # noqa: PLW2901
-            y = (y.to(self.device) - shift.y).to(self.products)  # noqa: PLW2901
+            x = x.to(self.device, self.products) - shift.x  # noqa: PLW2901
+            y = y.to(self.device, self.products) - shift.y  # noqa: PLW2901
             for index, panel in enumerate(self.panels):
                 self.sums[split, kind, index].add(
                     _pick(x, self.sender, panel.sources), _pick(y, self.receiver, panel.targets)

@@ -60,20 +60,20 @@ def broken_links(name: str) -> list[str]:
 def missing_paths(name: str) -> list[str]:
     """Code spans of one document that look like paths of the repository and are none.
 
-    A path has a slash and a top folder of ours, or is a file of the root or of ``cachelink_core``.
+    A path is a folder (``handoff/``), begins with a top folder, or ends like one of our files. It may
+    be given from the root, the document's folder, the library, or a daemon's or benchmark's folder.
     """
     tops = {path.name for path in ROOT.iterdir()}
+    bases = [ROOT, (ROOT / name).parent]
+    bases += [ROOT / place for place in ("cachelink_core", "sender", "receiver", "bench")]
     missing = []
     for span in inline(read(name)):
-        word = span.rstrip("/")
-        if not re.fullmatch(r"[\w.\-]+(/[\w.\-]+)*", word) or "." in {word[0], word[-1]}:
+        if not re.fullmatch(r"[a-z][\w\-]*(/[\w.\-]+)*(\.\w+)?/?", span):
             continue
-        inside = "/" in word and (word.split("/")[0] in tops)
-        file = re.fullmatch(r"[\w\-/]+\.(py|md|yaml|json|proto|toml|txt)", word)
-        if not inside and not file:
-            continue
-        places = [ROOT / word, (ROOT / name).parent / word, ROOT / "cachelink_core" / word]
-        if not any(place.exists() for place in places):
+        folder, file = span.endswith("/"), re.search(r"\.(py|md|yaml|proto|toml)$", span)
+        inside = "/" in span and span.split("/")[0] in tops
+        looks = folder or file or inside
+        if looks and not any((base / span).exists() for base in bases):
             missing.append(span)
     return missing
 

@@ -14,6 +14,7 @@ import typer
 from cachelink_core import manifest
 from cachelink_core.cli.app import app
 from cachelink_core.config import DaemonConfig, load_config
+from cachelink_core.config.loading import options
 from cachelink_core.errors import all_errors
 from cachelink_core.metrics import Metrics
 from cachelink_receiver.config import ReceiverConfig
@@ -97,7 +98,7 @@ def test_the_parser_notices_what_does_not_exist(wrong):
 
 
 def test_every_verb_named_alone_is_a_command_of_the_tool():
-    section = README.split("\n`ping` shows")[1].split("\n## ")[0]
+    section = README.split("\n`ping` shows")[1].split("\n\n")[0]
     verbs = {span for span in inline("`ping` shows" + section) if re.fullmatch("[a-z]+", span)}
     assert verbs == {"ping", "handoff", "answer", "caches", "evict", "inspect", "verify"}
     assert verbs <= set(CLI.commands)
@@ -120,8 +121,8 @@ def test_every_option_named_alone_exists():
         for parameter in command.params
         for name in parameter.opts
     }
-    options = read("sender/README.md") + read("receiver/README.md")
-    unknown = {name for name in named if name not in tool and f"`{name}`" not in options}
+    daemons = {option.flag for cls in (SenderConfig, ReceiverConfig) for option in options(cls)}
+    unknown = named - tool - daemons
     assert named
     assert unknown <= {"--print-config", "--help"}
 

@@ -108,7 +108,8 @@ def load_measurement(path: Path, device: torch.device | str = "cpu") -> Measurem
                 found = metadata.get("format")
                 raise CorruptChunk(f"{path}: format is {found!r}; this version reads {FORMAT!r}")
             about = msgspec.json.decode(metadata["about"], type=_About)
-            tensors = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118
+            # Copies: a file's tensors lie at any address, and a GEMM's rounding depends on it.
+            tensors = {n: reader.get_tensor(n).clone() for n in reader.keys()}  # noqa: SIM118
             return _assemble(about, tensors, torch.device(device))
     except (SafetensorError, msgspec.DecodeError, KeyError) as error:
         raise CorruptChunk(f"{path}: {error}") from error

@@ -36,10 +36,8 @@ OutOption = Annotated[Path, typer.Option(help="Folder for the mapper.")]
 
 @fit_app.callback(invoke_without_command=True)
 def fit_command(
-    sender: Annotated[
-        str, typer.Option(help="Model whose cache is read; with --dry-run a config.")
-    ],
-    receiver: Annotated[str, typer.Option(help="Model whose cache is written.")],
+    sender: Annotated[str, typer.Option(help="Model whose cache is read.")] = "",
+    receiver: Annotated[str, typer.Option(help="Model whose cache is written.")] = "",
     calibration: Annotated[
         str, typer.Option(help="Text file, JSONL, folder, or a data set on the hub.")
     ] = "",

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from cachelink_core import limits
 from cachelink_core.engine.base import Engine
@@ -21,8 +22,9 @@ from cachelink_core.engine.transformers_engine import TransformersEngine
 from cachelink_core.errors import InvalidRequest
 from cachelink_core.fit.aligned import Aligned, align
 from cachelink_core.fit.curves import CurvePoint, draw_curve, read_curve, write_curve
-from cachelink_core.fit.losses import Loss, forward_kl, functional_loss
-from cachelink_core.fit.mapped_rows import MappedRows, TrainableMapper
+from cachelink_core.fit.evaluate import Predictions
+from cachelink_core.fit.losses import Loss, functional_loss
+from cachelink_core.fit.mapped_rows import MappedRows, Source, TrainableMapper
 from cachelink_core.fit.receiver_forward import ReceiverForward, RowCache
 from cachelink_core.fit.train_data import Example, TrainingData, batch_order
 from cachelink_core.fit.train_settings import TrainSettings
@@ -41,7 +43,21 @@ CURVE_FILE: Final = "training.csv"
 PICTURE_FILE: Final = "training.png"
 
 Report = Callable[[CurvePoint], None]
+Memory = dict[Example, "Read"]
 _SUMS: Final = ("loss", "ce", "kl", "penalty", "gradient", "steps")
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What both models make of an example; nothing of it is learned.
+
+    Attributes:
+        source: the prefix as the mapper reads it.
+        native: logits with the receiver's own cache ``[Q, V]``.
+    """
+
+    source: Source
+    native: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +94,7 @@ class Trainer:
         out: Path,
         *,
         resume: bool = False,
+        memory: Memory | None = None,
     ) -> None:
         """Prepares a training.
 
@@ -89,6 +106,9 @@ class Trainer:
             settings: all choices.
             out: folder of mapper, checkpoint and curve.
             resume: go on from the folder's checkpoint, if there is one.
+            memory: keeps what both models make of each example, where that fits in memory: for
+                examples that are seen again, and for further trainings of the same pair and Ridge.
+                In 16 bit a remembered row may be rounded as in another batch.
 
         Raises:
             ConfigError: the checkpoint is of another training.
@@ -111,6 +131,7 @@ class Trainer:
         self._optimizer = _optimizer(self.mapper, settings)
         self._sums = dict.fromkeys(_SUMS, 0.0)
         ridge = msgspec.structs.replace(self.mapper.state.card, digest="").compute_digest()
+        self._memory = memory
         self._run = TrainingRun(ridge=ridge, data=data.digest, settings=settings.plain())
         if resume and (out / CHECKPOINT_FILE).is_file():
             self._resume()
@@ -173,11 +194,9 @@ class Trainer:
     def prepare(self, examples: Sequence[Example]) -> Micro:
         """Both caches of some examples, and what the native receiver predicts with its own."""
         aligned = align(examples, self.settings.count, self._receiver.device)
-        own = [native_cache(self._receiver.engine, e.prefix_ids) for e in examples]
-        with torch.no_grad():
-            native = self._receiver.logits(own, aligned.ids)
-        sources = [self.mapper.read(self._sender, e.prefix_ids) for e in examples]
-        return Micro(aligned, native, self.mapper.rows(sources))
+        read = self._read(examples)
+        native = pad_sequence([one.native for one in read], batch_first=True)
+        return Micro(aligned, native, self.mapper.rows([one.source for one in read]))
 
     def loss(self, micro: Micro) -> Loss:
         """The loss of some examples, without the penalty; differentiable in the residual."""
@@ -213,6 +232,18 @@ class Trainer:
             msgspec.structs.replace(state.card, training=record, gate=None), state.tensors
         )
 
+    def _read(self, examples: Sequence[Example]) -> list[Read]:
+        memory = {} if self._memory is None else self._memory
+        new = [e for e in dict.fromkeys(examples) if e not in memory]
+        if new:
+            own = [native_cache(self._receiver.engine, e.prefix_ids) for e in new]
+            with torch.no_grad():
+                native = self._receiver.logits(own, [e.read_ids for e in new])
+            for row, one in enumerate(new):
+                source = self.mapper.read(self._sender, one.prefix_ids)
+                memory[one] = Read(source, native[row, : len(one.read_ids)].clone())
+        return [memory[e] for e in examples]
+
     def _backward(self, examples: Sequence[Example], share: float) -> float:
         micro = self.prepare(examples)
         loss = self.loss(micro)
@@ -225,18 +256,15 @@ class Trainer:
 
     @torch.no_grad()
     def _evaluate(self, report: Report | None) -> None:
-        """Adds a point to the curve: held-out examples, each weighing the same."""
-        ce = kl = agreement = 0.0
+        """Adds a point to the curve."""
+        found = Predictions()
         held_out, rows = self._data.held_out, self.settings.rows
         for start in range(0, len(held_out), rows):
             part = [held_out[i] for i in range(start, min(start + rows, len(held_out)))]
             micro = self.prepare(part)
             mapped = self._receiver.logits(micro.mapped.caches, micro.aligned.ids)
-            weight = micro.aligned.counted / micro.aligned.counted.sum(1, keepdim=True)
-            log_p = mapped.log_softmax(-1).gather(-1, micro.aligned.targets.unsqueeze(-1))
-            ce -= float((log_p.squeeze(-1) * weight).sum())
-            kl += float((forward_kl(micro.native, mapped) * weight).sum())
-            agreement += float(((mapped.argmax(-1) == micro.native.argmax(-1)) * weight).sum())
+            found.add(micro.native, mapped, micro.aligned)
+        ce, kl, agreement = found.means()
         sums = self._sums
         means = {n: sums[n] / sums["steps"] if sums["steps"] else None for n in _SUMS}
         point = CurvePoint(
@@ -246,9 +274,9 @@ class Trainer:
             train_kl=means["kl"],
             penalty=means["penalty"],
             gradient=means["gradient"],
-            held_out_ce=ce / len(held_out),
-            held_out_kl=kl / len(held_out),
-            held_out_agreement=agreement / len(held_out),
+            held_out_ce=ce,
+            held_out_kl=kl,
+            held_out_agreement=agreement,
             learning_rate=self.settings.rate(max(0, self.step - 1)),
         )
         self._sums = dict.fromkeys(_SUMS, 0.0)

@@ -157,6 +157,7 @@ class GateRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         text: what was judged on.
         text_digest: over the token sequences.
         attention_cosine: of each layer's attention output; reported, never decides.
+        reported: every further figure by name; none decides.
     """
 
     passed: bool
@@ -166,6 +167,7 @@ class GateRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     text: str
     text_digest: Digest
     attention_cosine: tuple[float, ...] = ()
+    reported: dict[str, float] = {}
 
     @property
     def worst_layer(self) -> int | None:

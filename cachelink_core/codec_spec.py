@@ -88,6 +88,14 @@ def codec_name(codec: CodecSpec, packing: PackingSpec) -> str:
     return codec.id if packing.id == "none" else f"{codec.id}+{packing.id}"
 
 
+def expected_trust(codec: CodecSpec, dtype: str, *, mapped: bool) -> Trust:
+    """What an installed cache is worth: nothing that was rounded counts as exact."""
+    if mapped:
+        return "mapped"
+    rounded = codec.quantized or (codec.id == "bf16" and dtype != "bfloat16")
+    return "lossy" if rounded else "exact"
+
+
 def wire_dtype(codec: CodecSpec, kind: TensorKind, model_dtype: DType) -> DType:
     """The dtype of the rows that ``codec`` stores unquantized.
 

@@ -18,7 +18,7 @@ import msgspec
 from blake3 import blake3
 
 from cachelink_core import limits
-from cachelink_core.codec_spec import CodecSpec, PackingSpec, Space, Trust
+from cachelink_core.codec_spec import CodecSpec, PackingSpec, Space, Trust, expected_trust
 from cachelink_core.errors import ManifestError, UnknownCodec, UnknownPacking, UnsupportedVersion
 from cachelink_core.identity import LayerGeometry, ModelIdentity, canonical_bytes
 from cachelink_core.layout import CacheLayout, Run
@@ -208,14 +208,6 @@ class Seal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class _Versions(msgspec.Struct):
     schema_version: Version
     min_reader_version: Version
-
-
-def expected_trust(codec: CodecSpec, dtype: str, *, mapped: bool) -> Trust:
-    """What an installed cache is worth: nothing that was rounded counts as exact."""
-    if mapped:
-        return "mapped"
-    rounded = codec.quantized or (codec.id == "bf16" and dtype != "bfloat16")
-    return "lossy" if rounded else "exact"
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:

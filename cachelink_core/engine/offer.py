@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 
 from cachelink_core import limits
-from cachelink_core.codec_spec import CodecSpec, PackingSpec
+from cachelink_core.codec_spec import CodecSpec, PackingSpec, expected_trust
 from cachelink_core.engine.base import Engine
 from cachelink_core.layout import plan_runs
 from cachelink_core.manifest import (
@@ -15,7 +15,6 @@ from cachelink_core.manifest import (
     SCHEMA_VERSION,
     Header,
     QueryFrame,
-    expected_trust,
     pack_ids,
 )
 
@@ -63,9 +62,7 @@ def make_header(
         packing=packing,
         trust=expected_trust(codec, identity.dtype, mapped=mapped),
         mapper=mapper,
-        rope_tables_digest=(
-            engine.rope_tables_digest(len(ids)) if content and not mapped else ""
-        ),
+        rope_tables_digest=(engine.rope_tables_digest(len(ids)) if content and not mapped else ""),
         query_frame=frame or QueryFrame(),
         lease_s=lease_s,
     )

@@ -10,7 +10,14 @@ from collections.abc import Iterator, Sequence
 
 from blake3 import blake3
 
-from cachelink_core.codec_spec import NATIVE, NO_PACKING, CodecSpec, DType, PackingSpec
+from cachelink_core.codec_spec import (
+    NATIVE,
+    NO_PACKING,
+    CodecSpec,
+    DType,
+    PackingSpec,
+    expected_trust,
+)
 from cachelink_core.handoff import HandoffSession, chunk_digest, events
 from cachelink_core.identity import LayerGeometry, ModelIdentity
 from cachelink_core.layout import Run
@@ -19,7 +26,6 @@ from cachelink_core.manifest import (
     Header,
     QueryFrame,
     SenderTimings,
-    expected_trust,
     pack_ids,
 )
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachelink_core import limits, manifest
-from cachelink_core.codec_spec import BF16, INT4, INT8, NATIVE, ZSTD
+from cachelink_core.codec_spec import BF16, INT4, INT8, NATIVE, ZSTD, expected_trust
 from cachelink_core.errors import ManifestError, UnsupportedVersion
 from cachelink_core.manifest import (
     Header,
@@ -17,7 +17,6 @@ from cachelink_core.manifest import (
     decode_seal,
     encode_header,
     encode_seal,
-    expected_trust,
     header_from_json,
     header_to_json,
     pack_ids,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from cachelink_core import limits
-from cachelink_core.codec_spec import BF16, NO_PACKING
+from cachelink_core.codec_spec import BF16, NO_PACKING, expected_trust
 from cachelink_core.handoff import HandoffSession, events
 from cachelink_core.identity import ModelIdentity
 from cachelink_core.layout import plan_runs
@@ -22,7 +22,6 @@ from cachelink_core.manifest import (
     QueryFrame,
     SenderTimings,
     encode_header,
-    expected_trust,
     pack_ids,
 )
 from cachelink_core.rpc import frames

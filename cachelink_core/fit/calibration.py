@@ -180,7 +180,7 @@ def _hub_documents(source: str, seed: int) -> Iterator[str]:
     except ImportError as error:
         raise ConfigError(
             f"calibration {source!r} is no local path; a data set of the hub needs the package "
-            "datasets: pip install 'cachelink[fit]'"
+            "datasets: pip install datasets"
         ) from error
     name, config, split = [*source.split(":"), "", ""][:3]
     rows: Any = datasets.load_dataset(

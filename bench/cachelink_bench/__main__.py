@@ -10,8 +10,10 @@ from typing import Final
 BENCHMARKS: Final = {
     "codecs": "bytes, divergence and speed of every codec on a real model's cache",
     "loopback": "a handoff between two processes, beside bare gRPC and a raw socket",
+    "two-node": "caches moved to another node, real or emulated, beside sending the text",
 }
-"""Name, which is also the module's, and what it measures. Each module has ``main(argv) -> int``."""
+"""Name, which with ``_`` for ``-`` is the module's, and what it does. Each module has
+``main(argv) -> int``."""
 
 _USAGE: Final = "usage: cachelink-bench BENCHMARK [OPTION]...\n"
 
@@ -34,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         named = repr(given[0]) if given else "nothing"
         print(f"{_USAGE}cachelink-bench: {named} is not one of {known}", file=sys.stderr)
         return 2
-    run: Callable[[Sequence[str]], int] = import_module(f"cachelink_bench.{given[0]}").main
+    module = import_module(f"cachelink_bench.{given[0].replace('-', '_')}")
+    run: Callable[[Sequence[str]], int] = module.main
     return run(given[1:])
 
 

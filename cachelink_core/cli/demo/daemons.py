@@ -40,7 +40,14 @@ class DaemonProcess:
         exit_status: once it has ended; negative for a signal.
     """
 
-    def __init__(self, name: str, module: str, options: Sequence[str], log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        options: Sequence[str],
+        log: Path,
+        within: Sequence[str] = (),
+    ) -> None:
         """Starts the process.
 
         Args:
@@ -48,6 +55,7 @@ class DaemonProcess:
             module: to run.
             options: of its command line.
             log: where its standard error goes.
+            within: words before the command, such as those that enter a network namespace.
         """
         self.name = name
         self.exit_status: int | None = None
@@ -56,7 +64,7 @@ class DaemonProcess:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(_ENV_PREFIX)}
         with log.open("wb") as errors:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", module, *options],
+                [*within, sys.executable, "-m", module, *options],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

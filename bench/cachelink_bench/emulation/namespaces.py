@@ -1,0 +1,154 @@
+"""Two namespaces, a veth pair between them, shaped at both ends; all of it removed at the end.
+
+    sender's namespace                                receiver's namespace
+      link0 10.213.77.1  ──tbf──▶            ◀──tbf──  link0 10.213.77.2
+
+Both ends are made within the namespaces, so this machine's own network has nothing of them, and
+removing a namespace removes its end, and with it the other one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from cachelink_bench.emulation.spec import LinkSpec
+from cachelink_bench.emulation.tools import check_tools, run_tool, try_tool
+from cachelink_core.errors import ConfigError, InternalError
+
+Side = Literal["sender", "receiver"]
+SIDES: Final[tuple[Side, Side]] = ("sender", "receiver")
+
+ADDRESSES: Final[dict[Side, str]] = {"sender": "10.213.77.1", "receiver": "10.213.77.2"}
+"""They exist within the namespaces only."""
+
+_PREFIX: Final = "cachelink"
+_DEVICE: Final = "link0"
+_QUEUE_S: Final = 0.05
+"""A packet waits at most this long in the shaper, as in the buffer of a good switch."""
+
+_KILL_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedLink:
+    """A link that is up.
+
+    Attributes:
+        spec: what it is like.
+        namespaces: by side.
+        shaper: the queueing disciplines at each end.
+    """
+
+    spec: LinkSpec
+    namespaces: dict[Side, str]
+    shaper: str
+
+    def within(self, side: Side) -> list[str]:
+        """The words before a command that shall run on one side; it replaces them as a process."""
+        return ["ip", "netns", "exec", self.namespaces[side]]
+
+
+@contextmanager
+def emulated_link(spec: LinkSpec) -> Iterator[EmulatedLink]:
+    """Makes a link, and removes it at the end of the ``with``, however that comes.
+
+    What still runs within its namespaces then is killed: nobody else can have put it there.
+
+    Raises:
+        ConfigError: not root, a tool is missing, or the kernel lacks what the link needs.
+        InternalError: a tool failed.
+    """
+    check_tools()
+    names: dict[Side, str] = {side: f"{_PREFIX}-{os.getpid()}-{side}" for side in SIDES}
+    try:
+        for name in names.values():
+            run_tool("ip", "netns", "add", name)
+        shaper = _connect(spec, names)
+        yield EmulatedLink(spec, names, shaper)
+    finally:
+        with _undisturbed():
+            for name in names.values():
+                _remove(name)
+
+
+def leftovers() -> list[str]:
+    """Namespaces of this kind that exist, by whomever made."""
+    listed = run_tool("ip", "netns", "list").splitlines()
+    names = (line.split()[0] for line in listed if line.strip())
+    return [name for name in names if name.startswith(f"{_PREFIX}-")]
+
+
+def _connect(spec: LinkSpec, names: dict[Side, str]) -> str:
+    here, there = (names[side] for side in SIDES)
+    run_tool(
+        "ip", "-n", here, "link", "add", _DEVICE, "type", "veth",
+        "peer", "name", _DEVICE, "netns", there,
+    )  # fmt: skip
+    for side in SIDES:
+        name = names[side]
+        run_tool("ip", "-n", name, "address", "add", f"{ADDRESSES[side]}/30", "dev", _DEVICE)
+        run_tool("ip", "-n", name, "link", "set", "lo", "up")
+        run_tool("ip", "-n", name, "link", "set", _DEVICE, "up")
+    _, words = (_shape(spec, names[side]) for side in SIDES)  # the same at both ends
+    return words
+
+
+def _shape(spec: LinkSpec, name: str) -> str:
+    """Shapes what one namespace sends; returns the discipline in words."""
+    place = ["root"]
+    words = ""
+    if spec.needs_netem:
+        netem = [
+            "tc", "-n", name, "qdisc", "add", "dev", _DEVICE, "root", "handle", "1:", "netem",
+            "limit", "100000", "delay", f"{round(spec.delay_s * 1e6)}us",
+            "loss", f"{spec.loss_percent:g}%",
+        ]  # fmt: skip
+        done = try_tool(netem)
+        if done.returncode:
+            why = done.stderr.strip().rpartition("\n")[2]
+            raise ConfigError(f"--delay and --loss need netem, which this kernel lacks: {why}")
+        place = ["parent", "1:", "handle", "2:"]
+        words = "netem, "
+    run_tool(
+        "tc", "-n", name, "qdisc", "add", "dev", _DEVICE, *place, "tbf",
+        "rate", f"{spec.rate_bits}bit", "burst", str(spec.burst_bytes),
+        "latency", f"{round(_QUEUE_S * 1e6)}us",
+    )  # fmt: skip
+    return f"{words}tbf, burst {spec.burst_bytes // 1024} KiB"
+
+
+def _remove(name: str) -> None:
+    """Ends what runs in a namespace and removes it; nothing, if it is not there."""
+    if name not in leftovers():
+        return
+    deadline_s = time.monotonic() + _KILL_S
+    while pids := try_tool(["ip", "netns", "pids", name]).stdout.split():
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        if time.monotonic() > deadline_s:
+            raise InternalError(f"processes {', '.join(pids)} of namespace {name} do not end")
+        time.sleep(0.02)
+    run_tool("ip", "netns", "delete", name)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ignores Ctrl-C and SIGTERM, as do the tools that are run meanwhile: they inherit it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    both = (signal.SIGINT, signal.SIGTERM)
+    earlier = [signal.signal(number, signal.SIG_IGN) for number in both]
+    try:
+        yield
+    finally:
+        for number, handler in zip(both, earlier, strict=True):
+            signal.signal(number, handler)

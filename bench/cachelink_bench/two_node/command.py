@@ -1,0 +1,110 @@
+"""The command line of ``cachelink-bench two-node``."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from cachelink_bench.emulation.spec import parse_link
+from cachelink_bench.two_node.plan import CONTEXTS, REPRESENTATIONS, Plan, split
+from cachelink_bench.two_node.results import write_results
+from cachelink_bench.two_node.running import Settings, run
+from cachelink_bench.two_node.tables import markdown, write_csv
+from cachelink_core import logs
+from cachelink_core.cli.demo.daemons import ended_by_sigterm
+from cachelink_core.errors import CacheLinkError
+
+INTERRUPTED: Final = 130
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the benchmark.
+
+    Returns:
+        0; 1 for an error; 2 for wrong arguments; 130 after Ctrl-C.
+    """
+    options = _parse(argv)
+    logs.install("error", "console")
+    try:
+        with ended_by_sigterm():
+            _run(options, f"cachelink-bench two-node {shlex.join(argv)}")
+    except CacheLinkError as error:
+        print(f"cachelink-bench two-node: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(
+            "cachelink-bench two-node: interrupted; --resume goes on with what was measured",
+            file=sys.stderr,
+        )
+        return INTERRUPTED
+    return 0
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="cachelink-bench two-node",
+        description="Moves caches between two nodes, beside sending the text.",
+    )
+    nodes = parser.add_argument_group("two daemons that run already")
+    nodes.add_argument("--sender", metavar="HOST:PORT")
+    nodes.add_argument("--receiver", metavar="HOST:PORT")
+    nodes.add_argument(
+        "--receiver-name", default="", help="in the sender's list, if it has several"
+    )
+    link = parser.add_argument_group("or two that are started here, which needs root")
+    link.add_argument("--emulate", metavar="RATE", help="of the link between them, such as 1gbit")
+    link.add_argument("--delay", default="0s", help="one way, such as 0.2ms")
+    link.add_argument("--loss", default="0", metavar="PERCENT", help="of packets")
+    link.add_argument("--threads", type=int, help="CPU threads of each daemon")
+    parser.add_argument("--contexts", default=",".join(CONTEXTS))
+    parser.add_argument("--representations", default=",".join(REPRESENTATIONS))
+    parser.add_argument("--documents", type=int, default=6, help="of each context class")
+    parser.add_argument("--repeats", type=int, default=3, help="of each document")
+    parser.add_argument("--decode", type=int, default=32, help="tokens of each answer")
+    parser.add_argument(
+        "--serial", action="store_true", help="add the stages as if none overlapped"
+    )
+    parser.add_argument("--model", default="demo", help="of both nodes (demo: SmolLM2)")
+    parser.add_argument("--out", type=Path, default=Path("two-node"), metavar="DIR")
+    parser.add_argument("--name", default="two-node", help="of the files in DIR")
+    parser.add_argument("--resume", action="store_true", help="go on with the runs in DIR")
+    options = parser.parse_args(argv)
+    remote = options.sender is not None and options.receiver is not None
+    if remote == (options.emulate is not None) or (options.sender is None) != (
+        options.receiver is None
+    ):
+        parser.error("give --sender and --receiver, or --emulate")
+    return options
+
+
+def _run(options: argparse.Namespace, command: str) -> None:
+    """Measures, prints the report and writes every file."""
+    plan = Plan(
+        contexts=split(options.contexts),
+        representations=split(options.representations),
+        documents=options.documents,
+        repeats=options.repeats,
+        decode=options.decode,
+        serial=options.serial,
+        model=options.model,
+    )
+    settings = Settings(
+        sender=options.sender or "",
+        receiver=options.receiver or "",
+        receiver_name=options.receiver_name,
+        link=parse_link(options.emulate, options.delay, options.loss) if options.emulate else None,
+        threads=options.threads,
+        log=options.out / f"{options.name}.runs.jsonl",
+        resume=options.resume,
+        command=command,
+    )
+    results = run(plan, settings)
+    report = markdown(results)
+    print(report, end="")
+    write_results(options.out / f"{options.name}.json", results)
+    write_csv(options.out / f"{options.name}.csv", results)
+    (options.out / f"{options.name}.md").write_text(report, encoding="utf-8")

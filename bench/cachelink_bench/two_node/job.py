@@ -1,0 +1,152 @@
+"""Measures in a process of its own, which a network namespace can hold.
+
+The parent has the model's tokenizer and the shaped link; this process is a client of two daemons and
+nothing else. A job comes in on standard input, and goes out on standard output how it ended; the
+runs are in the log file meanwhile, and progress is shown on standard error.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cachelink_bench.two_node.measure import measure
+from cachelink_bench.two_node.peers import find_pair
+from cachelink_bench.two_node.plan import Plan
+from cachelink_bench.two_node.progress import watching
+from cachelink_bench.two_node.runs import RunLog
+from cachelink_bench.two_node.subjects import Subject
+from cachelink_core.cli.demo.daemons import ended_by_sigterm
+from cachelink_core.errors import CacheLinkError, InternalError, all_errors
+
+_END_S: Final = 20.0
+"""For a client that was told to end: an answer stops within a token."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What is to be measured.
+
+    Attributes:
+        plan: of the run.
+        subjects: its documents.
+        log: path of the runs.
+        config: of the log.
+        sender: its address.
+        receiver: its address.
+        receiver_name: in the sender's list.
+    """
+
+    plan: Plan
+    subjects: tuple[Subject, ...]
+    log: str
+    config: dict[str, object]
+    sender: str
+    receiver: str
+    receiver_name: str
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How it ended.
+
+    Attributes:
+        nodes: of both daemons; empty if it failed.
+        reason: of the error.
+        message: of the error.
+    """
+
+    nodes: dict[str, object] = {}
+    reason: str = ""
+    message: str = ""
+
+
+def run_job(job: Job) -> dict[str, object]:
+    """Measures what its log lacks; returns what the daemons say they are.
+
+    Raises:
+        CacheLinkError: a node cannot be reached, refused or failed.
+    """
+    pair = find_pair(job.sender, job.receiver, job.receiver_name)
+    log = RunLog(Path(job.log), job.config, resume=True)
+    with watching() as watch:
+        measure(
+            job.plan,
+            job.subjects,
+            log,
+            sender=pair.sender,
+            receiver=pair.receiver,
+            receiver_name=pair.receiver_name,
+            watch=watch,
+        )
+    return {
+        "sender": pair.sender_version,
+        "receiver": pair.receiver_version,
+        "identity": pair.identity.digest(),
+        "architecture": pair.identity.architecture,
+        "dtype": pair.identity.dtype,
+        "token_bytes": pair.identity.token_bytes(),
+    }
+
+
+def run_job_within(within: Sequence[str], job: Job) -> dict[str, object]:
+    """The same in a process of its own.
+
+    Args:
+        within: words before its command, such as those that enter a namespace.
+        job: to run.
+
+    Raises:
+        CacheLinkError: as the process raised it.
+    """
+    command = [*within, sys.executable, "-m", __name__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            output, _ = process.communicate(msgspec.json.encode(job))
+        finally:
+            _end(process)
+    try:
+        outcome = msgspec.json.decode(output, type=Outcome)
+    except msgspec.DecodeError as error:
+        raise InternalError(f"the measuring process ended with {process.returncode}") from error
+    if outcome.reason:
+        known = all_errors().get(outcome.reason, InternalError)
+        raise _revived(known, outcome.message)
+    return outcome.nodes
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _revived(kind: type[CacheLinkError], message: str) -> CacheLinkError:
+    from cachelink_core.errors import IdentityMismatch
+
+    return IdentityMismatch((), message) if kind is IdentityMismatch else kind(message)
+
+
+def main() -> int:
+    """Runs the job on standard input."""
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    try:
+        with ended_by_sigterm():
+            outcome = Outcome(nodes=run_job(job))
+    except CacheLinkError as error:
+        outcome = Outcome(reason=error.reason, message=str(error))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    sys.stdout.buffer.write(msgspec.json.encode(outcome))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

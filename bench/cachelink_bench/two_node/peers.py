@@ -1,0 +1,86 @@
+"""Looks at both daemons before anything is measured."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from cachelink_core.errors import (
+    ConfigError,
+    IdentityMismatch,
+    LinkError,
+    PeerGone,
+)
+from cachelink_core.identity import ModelIdentity, diff
+from cachelink_core.rpc.client import NodeInfo, ReceiverClient, SenderClient
+
+PROBE_DEADLINE_S: Final = 10.0
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """Two daemons that fit.
+
+    Attributes:
+        sender: its address.
+        receiver: its address.
+        receiver_name: of the receiver in the sender's list.
+        sender_version: of the distribution.
+        receiver_version: of the distribution.
+        identity: of the model on both.
+    """
+
+    sender: str
+    receiver: str
+    receiver_name: str
+    sender_version: str
+    receiver_version: str
+    identity: ModelIdentity
+
+
+def find_pair(sender: str, receiver: str, receiver_name: str = "") -> Pair:
+    """Asks both daemons what they are.
+
+    Args:
+        sender: its address.
+        receiver: its address.
+        receiver_name: of the receiver in the sender's list; empty if there is only one.
+
+    Raises:
+        PeerGone: one cannot be reached; the message says which.
+        IdentityMismatch: they do not have the same model.
+        ConfigError: an address of the other kind, or a name that the sender does not have.
+    """
+    with SenderClient(sender) as asks, ReceiverClient(receiver) as answers:
+        ours, theirs = _ping(asks, "sender"), _ping(answers, "receiver")
+    differing = diff(theirs.identity, ours.identity)
+    if differing:
+        raise IdentityMismatch(differing)
+    return Pair(
+        sender=sender,
+        receiver=receiver,
+        receiver_name=_name(ours.receivers, receiver_name),
+        sender_version=ours.version,
+        receiver_version=theirs.version,
+        identity=theirs.identity,
+    )
+
+
+def _ping(client: SenderClient | ReceiverClient, role: str) -> NodeInfo:
+    try:
+        info = client.ping(deadline_s=PROBE_DEADLINE_S)
+    except LinkError as error:
+        raise PeerGone(f"--{role} {client.address} cannot be reached: {error}") from error
+    if info.role != role:
+        raise ConfigError(f"--{role} {client.address} is a {info.role}")
+    return info
+
+
+def _name(known: tuple[str, ...], wanted: str) -> str:
+    if wanted in known:
+        return wanted
+    if not wanted and len(known) == 1:
+        return known[0]
+    listed = ", ".join(known) or "nobody"
+    chosen = f"has no {wanted!r}" if wanted else "has several or none"
+    raise ConfigError(f"receiver: the sender's list {chosen}; it knows {listed} (--receiver-name)")

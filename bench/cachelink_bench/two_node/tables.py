@@ -1,0 +1,175 @@
+"""The result as tables: Markdown for people, CSV with every run for programs."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from cachelink_bench.report import load_text, table
+from cachelink_bench.statistics import Spread
+from cachelink_bench.two_node.plan import TEXT
+from cachelink_bench.two_node.results import METRICS, Results, Row
+from cachelink_core.atomic_write import new_file
+
+_TIMES: Final = {
+    "send": "send_s",
+    "load": "load_s",
+    "install": "install_s",
+    "remote prefill": "remote_prefill_s",
+    "fresh query": "query_prefill_s",
+    "first token": "first_token_s",
+    "round trip": "round_trip_s",
+}
+_SERIAL: Final = {
+    "encode": "encode_s",
+    "send": "serial_send_s",
+    "load": "load_busy_s",
+    "remote prefill": "remote_prefill_s",
+    "round trip, serial": "serial_s",
+    "round trip": "round_trip_s",
+}
+
+_LEGEND: Final = """\
+Medians, p25–p75 in parentheses; milliseconds. The sender holds the document's cache already. *send*
+(sender's clock): first frame handed over to receipt, less the receiver's tail. *load* (receiver's):
+exposed, last frame to all chunks verified and decoded, and the manifest's check. *remote prefill*
+and *fresh query* (receiver's): reading the document, and the question. *first token* and *round
+trip* (client's): request to the first and to the last of {decode} tokens. *equal*: answers whose
+tokens are all those of the re-read of the same document."""
+
+_SERIAL_LEGEND: Final = """\
+*Serial*: the stages as if none overlapped, computed from the busy time of each: *encode*, *send* (the
+payload at the rate of the native row), *load* (verifying and decoding all of it); *round trip,
+serial* sums them with the reservation, the installation and the answer. *round trip* is measured."""
+
+
+def markdown(results: Results) -> str:
+    """The whole report."""
+    parts = ["# Two-node transfer", _head(results), _link(results), rows_text(results)]
+    parts.append(_LEGEND.format(decode=results.config.decode))
+    if results.config.serial:
+        parts += [serial_text(results), _SERIAL_LEGEND]
+    parts.append(prefills_text(results))
+    parts += [f"Left out: {item.context}: {item.reason}." for item in results.left_out]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def rows_text(results: Results) -> str:
+    """The main table."""
+    header = ("context", "representation", "payload MB", *_TIMES, "Gb/s", "equal")
+    body = [
+        (
+            f"{row.context} ({row.tokens:.0f} tokens)",
+            label(row.representation, results),
+            megabytes(row),
+            *_cells(row, _TIMES.values()),
+            _rate(row),
+            "–" if row.representation == TEXT else f"{row.equal}/{row.compared}",
+        )
+        for row in results.rows
+    ]
+    return table(header, body)
+
+
+def serial_text(results: Results) -> str:
+    """The seed's columns."""
+    header = ("context", "representation", "payload MB", *_SERIAL)
+    body = [
+        (
+            row.context,
+            label(row.representation, results),
+            megabytes(row),
+            *_cells(row, _SERIAL.values()),
+        )
+        for row in results.rows
+    ]
+    return table(header, body)
+
+
+def prefills_text(results: Results) -> str:
+    """The sender's own prefills, measured apart."""
+    body = [
+        (
+            item.context,
+            f"{item.tokens:.0f}",
+            item.seconds.text(1e3, 0),
+            item.tokens_per_s.text(1, 0),
+        )
+        for item in results.prefills
+    ]
+    return "The sender's own prefill of each document:\n\n" + table(
+        ("context", "tokens", "ms", "tokens/s"), body
+    )
+
+
+def write_csv(path: Path, results: Results) -> None:
+    """One line a run."""
+    names = ("context", "document", "repeat", "representation", "tokens", *METRICS, "answer_ids")
+    with new_file(path) as aside, aside.open("w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(names)
+        for run in results.runs:
+            values = (METRICS[name](run) for name in METRICS)
+            cells = ("" if value is None else f"{value:.9g}" for value in values)
+            ids = " ".join(map(str, run.ids))
+            lines.writerow((*run.key, run.tokens, *cells, ids))
+
+
+def label(representation: str, results: Results) -> str:
+    """A representation as people read it."""
+    if representation == TEXT:
+        return "text → remote prefill"
+    dtype = str(results.nodes.get("dtype", "native"))
+    short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(dtype, dtype)
+    return representation.replace("native", f"native {short}")
+
+
+def megabytes(row: Row) -> str:
+    """The payload's median."""
+    size = row.metrics["payload_bytes"].median / 1e6
+    return f"{size:.3f}" if size < 1 else f"{size:.1f}"
+
+
+def _head(results: Results) -> str:
+    machine = results.environment
+    lines = [
+        f"{results.date}, `{results.command}`",
+        f"{machine['processor']}, {machine['cpus']} cores, {machine['system']}; "
+        f"model {results.config.model} ({results.nodes['architecture']}, {results.nodes['dtype']}); "
+        f"CacheLink {results.nodes['sender']} → {results.nodes['receiver']}.",
+        f"{load_text(results.load_average)}.",
+    ]
+    return "  \n".join(lines)
+
+
+def _link(results: Results) -> str:
+    link = results.link
+    if link is None:
+        return ""
+    rows = [row for row in results.rows if row.representation == "native"]
+    rates = ", ".join(f"{row.context} {_rate(row)}" for row in rows)
+    native = f"native rows: {rates} Gb/s" if rows else "no native rows"
+    return (
+        f"Emulated link: {link.rate}, {link.delay_s * 1e3:g} ms each way, loss {link.loss_percent:g} %"
+        f" ({link.shaper}); echo {link.round_trip_s * 1e3:.2f} ms. iperf3 before "
+        f"{link.iperf_before_gbit:.3f} Gb/s, after {link.iperf_after_gbit:.3f} Gb/s; {native}."
+    )
+
+
+def _cells(row: Row, metrics: Iterable[str]) -> Iterable[str]:
+    return [_ms(row.metrics.get(name)) for name in metrics]
+
+
+def _ms(spread: Spread | None) -> str:
+    if spread is None:
+        return "–"
+    if not spread.median:
+        return "0"
+    return spread.text(1e3, 0 if spread.median >= 0.1 else 1)
+
+
+def _rate(row: Row) -> str:
+    spread = row.metrics.get("gbit_per_s")
+    return "–" if spread is None else f"{spread.median:.2f}"

@@ -133,6 +133,7 @@ class BaseNode:
             transfer_slots=parts.transfers.limit,
             answers=parts.answers.in_use,
             answer_slots=parts.answers.limit,
+            measurements=parts.measured.snapshot(),
         )
 
     @property

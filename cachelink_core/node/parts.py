@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cachelink_core.config import DaemonConfig
 from cachelink_core.engine.base import Engine
 from cachelink_core.engine.header_memory import HeaderMemory
 from cachelink_core.engine.store import CacheStore, Evicted
 from cachelink_core.metrics import Metrics
+from cachelink_core.node.measured import Measured
 from cachelink_core.rpc.slots import Slots
 
 _EVICTION_CAUSES = {"lru": "budget", "ttl": "ttl", "request": "request"}
@@ -26,6 +27,7 @@ class NodeParts:
         transfers: slots of streams and handoffs.
         answers: slots of answers.
         config: as resolved.
+        measured: what the planner decides on.
     """
 
     engine: Engine
@@ -35,6 +37,7 @@ class NodeParts:
     transfers: Slots
     answers: Slots
     config: DaemonConfig
+    measured: Measured = field(default_factory=Measured)
 
     def close_slots(self) -> None:
         """Takes no new work from now on."""

@@ -17,7 +17,7 @@ import grpc
 from cachelink_core import limits
 from cachelink_core.errors import ChecksumMismatch, LinkTimeout, PeerGone
 from cachelink_core.manifest import digest
-from cachelink_core.rpc import convert, convert_transfer
+from cachelink_core.rpc import convert, convert_node, convert_transfer
 from cachelink_core.rpc.auth import Tokens
 from cachelink_core.rpc.frames import decode_frame
 from cachelink_core.rpc.handlers import (
@@ -85,7 +85,7 @@ class NodeAdapter:
         """Lists the tenant's caches."""
         del request
         with _serving(context):
-            return convert.cache_list_to(self._handler.caches(self._gate.call(context)))
+            return convert_node.cache_list_to(self._handler.caches(self._gate.call(context)))
 
     def EvictCache(  # noqa: N802
         self, request: common_pb2.EvictCacheRequest, context: grpc.ServicerContext
@@ -101,7 +101,7 @@ class NodeAdapter:
         """Says what this node is."""
         del request
         with _serving(context):
-            return convert.node_info_to(self._handler.info(self._gate.call(context)))
+            return convert_node.node_info_to(self._handler.info(self._gate.call(context)))
 
 
 class ReceiverAdapter(NodeAdapter, ReceiverServiceServicer):

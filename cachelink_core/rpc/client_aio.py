@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cachelink_core import limits
 from cachelink_core.codec_spec import Trust
 from cachelink_core.errors import PeerGone
-from cachelink_core.rpc import convert
+from cachelink_core.rpc import convert, convert_node
 from cachelink_core.rpc.auth import bearer
 from cachelink_core.rpc.channel import KEEPALIVE, Keepalive, open_aio_channel
 from cachelink_core.rpc.client_sync import OnProgress
@@ -34,6 +34,7 @@ from cachelink_core.rpc.types import (
     HandoffRequest,
     NodeInfo,
     OnFailure,
+    Policy,
     PrefixSource,
     Progress,
     Query,
@@ -141,11 +142,21 @@ class _AsyncNodeClient:
         on_failure: OnFailure = "fail",
         keep: bool = False,
         wait_s: float | None = None,
+        policy: Policy = "cache",
+        max_error: float | None = None,
         deadline_s: float = limits.ANSWER_DEADLINE_S,
     ) -> AsyncAnswer:
         """Asks a question; arguments and errors as in ``ReceiverClient.answer``."""
         request = AnswerRequest(
-            context, query, sampling or Sampling(), least_trust, on_failure, keep, wait_s
+            context,
+            query,
+            sampling or Sampling(),
+            least_trust,
+            on_failure,
+            keep,
+            wait_s,
+            policy,
+            max_error,
         )
         message = convert.answer_request_to(request)
         return AsyncAnswer(self._stub.Answer(message, timeout=deadline_s, metadata=self._metadata))
@@ -158,7 +169,7 @@ class _AsyncNodeClient:
         """
         request = common_pb2.ListCachesRequest()
         reply = await self._unary(self._stub.ListCaches, request, deadline_s)
-        return convert.cache_list_from(reply)
+        return convert_node.cache_list_from(reply)
 
     async def evict(self, cache_id: str, *, deadline_s: float = limits.CONTROL_DEADLINE_S) -> int:
         """Evicts a cache; returns the bytes freed at once.
@@ -180,7 +191,7 @@ class _AsyncNodeClient:
         """
         request = common_pb2.GetNodeInfoRequest()
         reply = await self._unary(self._stub.GetNodeInfo, request, deadline_s)
-        return convert.node_info_from(reply)
+        return convert_node.node_info_from(reply)
 
     async def health(
         self, service: str = "", *, deadline_s: float = limits.CONTROL_DEADLINE_S
@@ -237,11 +248,16 @@ class AsyncSenderClient(_AsyncNodeClient):
         stream: bool = True,
         lease_s: float | None = None,
         mapper: str = "",
+        least_trust: Trust = "mapped",
+        max_error: float | None = None,
+        questions: int = 1,
         on_progress: OnProgress | None = None,
         deadline_s: float = limits.HANDOFF_DEADLINE_S,
     ) -> Receipt:
         """Hands a prefix over; arguments and errors as in ``SenderClient.handoff``."""
-        request = HandoffRequest(prefix, receiver, codec, stream, lease_s, mapper)
+        request = HandoffRequest(
+            prefix, receiver, codec, stream, lease_s, mapper, least_trust, max_error, questions
+        )
         return await _receipt(self.handoff_events(request, deadline_s=deadline_s), on_progress)
 
     def handoff_events(

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cachelink_core import limits
 from cachelink_core.codec_spec import Trust
 from cachelink_core.errors import PeerGone
-from cachelink_core.rpc import convert
+from cachelink_core.rpc import convert, convert_node
 from cachelink_core.rpc.auth import bearer
 from cachelink_core.rpc.channel import KEEPALIVE, Keepalive, open_channel
 from cachelink_core.rpc.pb.cachelink.v1 import common_pb2, sender_pb2
@@ -29,6 +29,7 @@ from cachelink_core.rpc.types import (
     HandoffRequest,
     NodeInfo,
     OnFailure,
+    Policy,
     PrefixSource,
     Progress,
     Query,
@@ -137,6 +138,8 @@ class _NodeClient:
         on_failure: OnFailure = "fail",
         keep: bool = False,
         wait_s: float | None = None,
+        policy: Policy = "cache",
+        max_error: float | None = None,
         deadline_s: float = limits.ANSWER_DEADLINE_S,
     ) -> Answer:
         """Asks a question; the deltas arrive while the returned answer is iterated.
@@ -149,6 +152,8 @@ class _NodeClient:
             on_failure: whether the node re-reads the prefix when the cache cannot be used.
             keep: commit prefix, query and answer as a new cache, named in the final event.
             wait_s: how long to wait for a handoff that is still arriving; None for the node's default.
+            policy: ``auto`` for whatever gives the first token first, waiting or reading again.
+            max_error: largest expected next-token KL of a cache in nats; None for any.
             deadline_s: for the whole answer.
 
         Raises:
@@ -156,7 +161,15 @@ class _NodeClient:
                 iterating.
         """
         request = AnswerRequest(
-            context, query, sampling or Sampling(), least_trust, on_failure, keep, wait_s
+            context,
+            query,
+            sampling or Sampling(),
+            least_trust,
+            on_failure,
+            keep,
+            wait_s,
+            policy,
+            max_error,
         )
         message = convert.answer_request_to(request)
         return Answer(self._stub.Answer(message, timeout=deadline_s, metadata=self._metadata))
@@ -168,7 +181,7 @@ class _NodeClient:
             CacheLinkError: the call failed.
         """
         request = common_pb2.ListCachesRequest()
-        return convert.cache_list_from(self._unary(self._stub.ListCaches, request, deadline_s))
+        return convert_node.cache_list_from(self._unary(self._stub.ListCaches, request, deadline_s))
 
     def evict(self, cache_id: str, *, deadline_s: float = limits.CONTROL_DEADLINE_S) -> int:
         """Evicts a cache; returns the bytes freed at once (the rest when its last answer ends).
@@ -188,7 +201,7 @@ class _NodeClient:
             CacheLinkError: the call failed.
         """
         request = common_pb2.GetNodeInfoRequest()
-        return convert.node_info_from(self._unary(self._stub.GetNodeInfo, request, deadline_s))
+        return convert_node.node_info_from(self._unary(self._stub.GetNodeInfo, request, deadline_s))
 
     def health(self, service: str = "", *, deadline_s: float = limits.CONTROL_DEADLINE_S) -> bool:
         """Whether the node, or one of its services by full name, takes work.
@@ -243,6 +256,9 @@ class SenderClient(_NodeClient):
         stream: bool = True,
         lease_s: float | None = None,
         mapper: str = "",
+        least_trust: Trust = "mapped",
+        max_error: float | None = None,
+        questions: int = 1,
         on_progress: OnProgress | None = None,
         deadline_s: float = limits.HANDOFF_DEADLINE_S,
     ) -> Receipt:
@@ -251,17 +267,23 @@ class SenderClient(_NodeClient):
         Args:
             prefix: what to hand over.
             receiver: a name of the sender's list.
-            codec: ``native``, ``int8``, ``int4+zstd`` and the like; the sender's default if empty.
+            codec: ``native``, ``int8``, ``int4+zstd`` and the like; ``auto`` for the fastest that is
+                good enough, which may be to send nothing; the sender's default if empty.
             stream: send each block as soon as it is prefilled, rather than all afterwards.
             lease_s: the sender's default if None.
             mapper: digest of a mapper, ``any`` or ``none``.
+            least_trust: the least that is good enough.
+            max_error: largest expected next-token KL of the cache in nats; None for any.
+            questions: that will be asked about the prefix, for ``auto``.
             on_progress: called with each progress event.
             deadline_s: for all of it, prefill included.
 
         Raises:
             CacheLinkError: the handoff failed.
         """
-        request = HandoffRequest(prefix, receiver, codec, stream, lease_s, mapper)
+        request = HandoffRequest(
+            prefix, receiver, codec, stream, lease_s, mapper, least_trust, max_error, questions
+        )
         return _receipt(self.handoff_events(request, deadline_s=deadline_s), on_progress)
 
     def handoff_events(

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
-import msgspec
-
 from cachelink_core.codec_spec import Trust
-from cachelink_core.errors import InvalidRequest, ManifestError
-from cachelink_core.identity import ModelIdentity, canonical_bytes
+from cachelink_core.errors import InvalidRequest
 from cachelink_core.rpc import types
+from cachelink_core.rpc.convert_plan import plan_from, plan_to
 from cachelink_core.rpc.pb.cachelink.v1 import common_pb2 as pb
 from cachelink_core.rpc.pb.cachelink.v1 import sender_pb2
 
@@ -61,6 +59,8 @@ def answer_request_to(value: types.AnswerRequest) -> pb.AnswerRequest:
         keep=value.keep,
         wait_s=value.wait_s,
         logprobs=value.sampling.logprobs,
+        policy=value.policy,
+        max_error=value.max_error,
     )
     match value.context:
         case types.HeldCache(cache_id):
@@ -96,6 +96,8 @@ def answer_request_from(message: pb.AnswerRequest) -> types.AnswerRequest:
         on_failure=cast(types.OnFailure, message.on_failure or "fail"),
         keep=message.keep,
         wait_s=message.wait_s if message.HasField("wait_s") else None,
+        policy=cast(types.Policy, message.policy or "cache"),
+        max_error=message.max_error if message.HasField("max_error") else None,
     )
 
 
@@ -120,6 +122,7 @@ def answer_event_to(value: types.Delta | types.Final) -> pb.AnswerEvent:
             first_token_s=value.first_token_s,
             kept_cache_id=value.kept_cache_id,
             cache_id=value.cache_id,
+            plan=plan_to(value.plan),
         )
     )
 
@@ -147,6 +150,7 @@ def answer_event_from(message: pb.AnswerEvent) -> types.Delta | types.Final:
         first_token_s=final.first_token_s,
         cache_id=final.cache_id,
         kept_cache_id=final.kept_cache_id,
+        plan=plan_from(final.plan) if final.HasField("plan") else None,
     )
 
 
@@ -159,6 +163,9 @@ def handoff_request_to(value: types.HandoffRequest) -> sender_pb2.HandoffRequest
         stream=value.stream,
         lease_s=value.lease_s,
         mapper=value.mapper,
+        least_trust=value.least_trust,
+        max_error=value.max_error,
+        questions=value.questions,
     )
 
 
@@ -175,6 +182,9 @@ def handoff_request_from(message: sender_pb2.HandoffRequest) -> types.HandoffReq
         stream=message.stream if message.HasField("stream") else True,
         lease_s=message.lease_s if message.HasField("lease_s") else None,
         mapper=message.mapper,
+        least_trust=cast(Trust, message.least_trust or "mapped"),
+        max_error=message.max_error if message.HasField("max_error") else None,
+        questions=message.questions if message.HasField("questions") else 1,
     )
 
 
@@ -206,6 +216,8 @@ def handoff_event_to(value: types.Progress | types.Receipt) -> sender_pb2.Handof
             phases=_phases_to(value.phases),
             timeline=_timeline_to(value.timeline),
             already_installed=value.already_installed,
+            plan=plan_to(value.plan),
+            recommendation=value.recommendation,
         )
     )
 
@@ -237,100 +249,8 @@ def handoff_event_from(message: sender_pb2.HandoffEvent) -> types.Progress | typ
         phases=_phases_from(receipt.phases),
         timeline=_timeline_from(receipt.timeline),
         already_installed=receipt.already_installed,
-    )
-
-
-def cache_list_to(value: types.CacheList) -> pb.ListCachesResponse:
-    """To protobuf."""
-    return pb.ListCachesResponse(
-        caches=[
-            pb.CacheInfo(
-                cache_id=cache.cache_id,
-                handoff_id=cache.handoff_id,
-                tokens=cache.tokens,
-                bytes=cache.bytes,
-                trust=cache.trust,
-                codec=cache.codec,
-                age_s=cache.age_s,
-                idle_s=cache.idle_s,
-                pins=cache.pins,
-            )
-            for cache in value.caches
-        ],
-        used_bytes=value.used_bytes,
-        reserved_bytes=value.reserved_bytes,
-        budget_bytes=value.budget_bytes,
-    )
-
-
-def cache_list_from(message: pb.ListCachesResponse) -> types.CacheList:
-    """From protobuf."""
-    return types.CacheList(
-        caches=tuple(
-            types.CacheInfo(
-                cache_id=cache.cache_id,
-                handoff_id=cache.handoff_id,
-                tokens=cache.tokens,
-                bytes=cache.bytes,
-                trust=cast(Trust, cache.trust),
-                codec=cache.codec,
-                age_s=cache.age_s,
-                idle_s=cache.idle_s,
-                pins=cache.pins,
-            )
-            for cache in message.caches
-        ),
-        used_bytes=message.used_bytes,
-        reserved_bytes=message.reserved_bytes,
-        budget_bytes=message.budget_bytes,
-    )
-
-
-def node_info_to(value: types.NodeInfo) -> pb.GetNodeInfoResponse:
-    """To protobuf."""
-    return pb.GetNodeInfoResponse(
-        role=value.role,
-        version=value.version,
-        schema_version=value.schema_version,
-        epoch=value.epoch,
-        identity=canonical_bytes(value.identity),
-        model_name=value.model_name,
-        codecs=value.codecs,
-        packings=value.packings,
-        receivers=value.receivers,
-        max_positions=value.max_positions,
-        transfers=value.transfers,
-        transfer_slots=value.transfer_slots,
-        answers=value.answers,
-        answer_slots=value.answer_slots,
-    )
-
-
-def node_info_from(message: pb.GetNodeInfoResponse) -> types.NodeInfo:
-    """From protobuf.
-
-    Raises:
-        ManifestError: the identity is malformed.
-    """
-    try:
-        identity = msgspec.msgpack.decode(message.identity, type=ModelIdentity)
-    except msgspec.DecodeError as error:
-        raise ManifestError(f"identity: {error}") from error
-    return types.NodeInfo(
-        role=cast(types.Role, message.role),
-        version=message.version,
-        schema_version=message.schema_version,
-        epoch=message.epoch,
-        identity=identity,
-        model_name=message.model_name,
-        codecs=tuple(message.codecs),
-        packings=tuple(message.packings),
-        receivers=tuple(message.receivers),
-        max_positions=message.max_positions,
-        transfers=message.transfers,
-        transfer_slots=message.transfer_slots,
-        answers=message.answers,
-        answer_slots=message.answer_slots,
+        plan=plan_from(receipt.plan) if receipt.HasField("plan") else None,
+        recommendation=cast(types.Recommendation, receipt.recommendation),
     )
 
 

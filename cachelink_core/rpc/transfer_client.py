@@ -16,14 +16,18 @@ import grpc
 from cachelink_core import limits
 from cachelink_core.errors import HandoffAborted, LinkError, LinkTimeout, LocalProtocolError
 from cachelink_core.manifest import digest
+from cachelink_core.rpc import convert_node
 from cachelink_core.rpc import convert_transfer as convert
 from cachelink_core.rpc.auth import bearer
 from cachelink_core.rpc.channel import KEEPALIVE, Keepalive, open_channel, wait_until_ready
+from cachelink_core.rpc.pb.cachelink.v1 import common_pb2
 from cachelink_core.rpc.pb.cachelink.v1 import transfer_pb2 as pb
+from cachelink_core.rpc.pb.cachelink.v1.receiver_pb2_grpc import ReceiverServiceStub
 from cachelink_core.rpc.pb.cachelink.v1.transfer_pb2_grpc import TransferServiceStub
 from cachelink_core.rpc.status import error_from
 from cachelink_core.rpc.tls import TlsFiles
 from cachelink_core.rpc.transfer_types import HandoffStatus, PushReceipt, Reservation
+from cachelink_core.rpc.types import NodeInfo
 from cachelink_core.rpc.watchdog import Watchdog
 
 PUSH_METHOD: Final = "/cachelink.v1.TransferService/PushChunks"
@@ -65,6 +69,7 @@ class TransferClient:
         self._connected = False
         self._channel = open_channel(address, tls, data=True, keepalive=keepalive)
         self._stub = TransferServiceStub(self._channel)
+        self._node = ReceiverServiceStub(self._channel)
         # No serializer: frames are bytes already, and the hot path stays free of protobuf.
         self._push: Any = self._channel.stream_unary(
             PUSH_METHOD, response_deserializer=pb.PushChunksResponse.FromString
@@ -83,8 +88,7 @@ class TransferClient:
             PeerGone: no connection within ``limits.CONNECT_DEADLINE_S``.
             CacheLinkError: the receiver's refusal, as its own class.
         """
-        if not self._connected:
-            wait_until_ready(self._channel, self.address, limits.CONNECT_DEADLINE_S)
+        self._connect()
         request = pb.ReserveRequest(manifest=header, manifest_digest=digest(header))
         return convert.reservation_from(self._unary(self._stub.Reserve, request, deadline_s))
 
@@ -132,6 +136,17 @@ class TransferClient:
         if watchdog.cancelled:
             raise HandoffAborted("given up by its caller")
         raise error_from(reply) from reply
+
+    def node_info(self, *, deadline_s: float = limits.CONTROL_DEADLINE_S) -> NodeInfo:
+        """What the receiver is, what it measured, and how busy it is.
+
+        Raises:
+            PeerGone: no connection within ``limits.CONNECT_DEADLINE_S``.
+            CacheLinkError: the call failed.
+        """
+        self._connect()
+        request = common_pb2.GetNodeInfoRequest()
+        return convert_node.node_info_from(self._unary(self._node.GetNodeInfo, request, deadline_s))
 
     def status(
         self, handoff_id: str, *, deadline_s: float = limits.CONTROL_DEADLINE_S
@@ -187,6 +202,10 @@ class TransferClient:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _connect(self) -> None:
+        if not self._connected:
+            wait_until_ready(self._channel, self.address, limits.CONNECT_DEADLINE_S)
 
     def _unary(self, method: Any, request: object, deadline_s: float) -> Any:
         try:

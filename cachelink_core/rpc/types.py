@@ -17,11 +17,14 @@ from cachelink_core import limits
 from cachelink_core.codec_spec import Trust
 from cachelink_core.errors import InvalidRequest
 from cachelink_core.identity import ModelIdentity
+from cachelink_core.planner import Measurement, Plan
 
 Role = Literal["sender", "receiver"]
 Path = Literal["exact", "lossy", "mapped", "recompute"]
 FinishReason = Literal["stop", "length", "cancelled"]
 OnFailure = Literal["recompute", "fail"]
+Policy = Literal["cache", "auto"]
+Recommendation = Literal["", "transfer", "re_read"]
 Phases = Mapping[str, float]
 """Seconds by phase, in the order in which they ended."""
 
@@ -191,6 +194,9 @@ class AnswerRequest:
         on_failure: whether to re-read the prefix when the cache cannot be used.
         keep: commit prefix, query and answer as a new cache.
         wait_s: how long to wait for a handoff that is still arriving; None for the node's default.
+        policy: ``cache``, or ``auto`` for whatever gives the first token first: the cache, waited
+            for if need be, or the prefix read again.
+        max_error: largest expected next-token KL of a cache in nats; None for any.
     """
 
     context: Context
@@ -200,10 +206,14 @@ class AnswerRequest:
     on_failure: OnFailure = "fail"
     keep: bool = False
     wait_s: float | None = None
+    policy: Policy = "cache"
+    max_error: float | None = None
 
     def __post_init__(self) -> None:
         _check_choice("least_trust", self.least_trust, ("exact", "lossy", "mapped"))
         _check_choice("on_failure", self.on_failure, ("recompute", "fail"))
+        _check_choice("policy", self.policy, ("cache", "auto"))
+        _check_error("max_error", self.max_error)
         if self.wait_s is not None:
             _check_range("wait_s", self.wait_s, 0.0, limits.MAX_LEASE_S)
 
@@ -247,6 +257,7 @@ class Final:
         first_token_s: from the request to the first token.
         cache_id: the cache it was made from, if any.
         kept_cache_id: the cache that it became, if asked for.
+        plan: what was predicted, chosen and took, with policy ``auto``.
     """
 
     path: Path
@@ -260,6 +271,7 @@ class Final:
     first_token_s: float = 0.0
     cache_id: str = ""
     kept_cache_id: str = ""
+    plan: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +281,14 @@ class HandoffRequest:
     Attributes:
         prefix: what to hand over.
         receiver: its name in the sender's list.
-        codec: ``int4+zstd`` and the like; empty for the sender's default.
+        codec: ``int4+zstd`` and the like; ``auto`` for the fastest that is good enough, which may
+            be to send nothing; empty for the sender's default.
         stream: send each block as soon as it is prefilled.
         lease_s: None for the sender's default.
         mapper: digest of a mapper, ``any`` or ``none``; empty for ``none``.
+        least_trust: the least that is good enough.
+        max_error: largest expected next-token KL of the cache in nats; None for any.
+        questions: that will be asked about the prefix, for ``auto``.
     """
 
     prefix: PrefixSource
@@ -281,9 +297,15 @@ class HandoffRequest:
     stream: bool = True
     lease_s: float | None = None
     mapper: str = ""
+    least_trust: Trust = "mapped"
+    max_error: float | None = None
+    questions: int = 1
 
     def __post_init__(self) -> None:
         _check_id("receiver", self.receiver)
+        _check_choice("least_trust", self.least_trust, ("exact", "lossy", "mapped"))
+        _check_error("max_error", self.max_error)
+        _check_range("questions", self.questions, 1, 2**31 - 1)
         if self.lease_s is not None:
             _check_range("lease_s", self.lease_s, limits.MIN_LEASE_S, limits.MAX_LEASE_S)
 
@@ -348,6 +370,8 @@ class Receipt:
         phases: seconds by phase; both clocks, each phase on one.
         timeline: of every block.
         already_installed: the receiver had it and nothing was sent.
+        plan: what was predicted, chosen and took, with codec ``auto``.
+        recommendation: with codec ``auto``; ``re_read`` means that nothing was sent.
     """
 
     handoff_id: str
@@ -363,6 +387,8 @@ class Receipt:
     phases: Phases = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
     already_installed: bool = False
+    plan: Plan | None = None
+    recommendation: Recommendation = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +435,7 @@ class NodeInfo:
         transfer_slots: how many may be.
         answers: under way.
         answer_slots: how many may be.
+        measurements: what it measured so far.
     """
 
     role: Role
@@ -425,6 +452,7 @@ class NodeInfo:
     transfer_slots: int = 0
     answers: int = 0
     answer_slots: int = 0
+    measurements: tuple[Measurement, ...] = ()
 
 
 def _check_text(name: str, text: str) -> None:
@@ -439,6 +467,11 @@ def _check_id(name: str, value: str) -> None:
         raise InvalidRequest(
             f"{name}: {len(value)} characters; it must have 1 to {limits.MAX_ID_CHARS}"
         )
+
+
+def _check_error(name: str, value: float | None) -> None:
+    if value is not None and not value >= 0.0:  # written so that a NaN fails
+        raise InvalidRequest(f"{name} is {value}, not a number of nats from 0 on")
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

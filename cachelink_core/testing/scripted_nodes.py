@@ -14,6 +14,7 @@ from cachelink_core.errors import TruncatedStream, UnknownCache
 from cachelink_core.handoff import HandoffSession, events
 from cachelink_core.handoff.events import Chunk, Commit
 from cachelink_core.manifest import decode_header
+from cachelink_core.planner import Measurement
 from cachelink_core.rpc.handlers import Call, Frame
 from cachelink_core.rpc.transfer_types import HandoffStatus, PushReceipt, Reservation
 from cachelink_core.rpc.types import (
@@ -103,6 +104,7 @@ class ScriptedNode:
             transfer_slots=2,
             answers=3,
             answer_slots=4,
+            measurements=(Measurement("near/link", 1.25e8, "B/s", 3),),
         )
 
     def _maybe_fail(self) -> None:

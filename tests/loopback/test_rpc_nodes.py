@@ -102,11 +102,14 @@ def test_a_request_arrives_as_it_was_made(nodes, context, query):
             on_failure="recompute",
             keep=True,
             wait_s=1.5,
+            policy="auto",
+            max_error=0.25,
         ).text()
     ((request, call),) = nodes.sender.answered
     assert (request.context, request.query, request.sampling) == (context, query, sampling)
     assert (request.least_trust, request.on_failure) == ("lossy", "recompute")
     assert (request.keep, request.wait_s) == (True, 1.5)
+    assert (request.policy, request.max_error) == ("auto", 0.25)
     assert call.tenant == "default"
     assert call.peer.startswith("ipv4:127.0.0.1:")
 
@@ -190,6 +193,9 @@ def test_a_handoff_reports_progress_and_returns_its_receipt(nodes):
             stream=False,
             lease_s=9.0,
             mapper="any",
+            least_trust="lossy",
+            max_error=0.25,
+            questions=7,
             on_progress=seen.append,
         )
         events = list(client.handoff_events(HandoffRequest(HeldCache("c"), "near")))
@@ -201,7 +207,9 @@ def test_a_handoff_reports_progress_and_returns_its_receipt(nodes):
     )
     assert isinstance(events[-1], Receipt)
     first, second = nodes.sender.requested
-    assert first == HandoffRequest(Document("text"), "near", "int4+zstd", False, 9.0, "any")
+    assert first == HandoffRequest(
+        Document("text"), "near", "int4+zstd", False, 9.0, "any", "lossy", 0.25, 7
+    )
     assert second == HandoffRequest(HeldCache("c"), "near")
 
 

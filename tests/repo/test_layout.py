@@ -19,10 +19,8 @@ VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "shared",
 
 LINE_LIMIT = 400
 LONGER = {
-    # Both directions of every message, one function each: splitting would part the pairs.
-    "cachelink_core/rpc/convert.py": 450,
     # The plain value of every message.
-    "cachelink_core/rpc/types.py": 460,
+    "cachelink_core/rpc/types.py": 490,
 }
 """Files of ours, tests aside, that may be longer, why, and how long at most."""
 

@@ -434,6 +434,149 @@ class GetNodeInfoRequest(_message.Message):
 Global___GetNodeInfoRequest: _TypeAlias = GetNodeInfoRequest  # noqa: Y015
 
 @_typing.final
+class Measurement(_message.Message):
+    """A value that a node measured while it worked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"prefill_token", "encode:int4+zstd"; of a sender towards one receiver: "far/link". The list is in
+    cachelink_core/planner/readings.py.
+    """
+    value: _builtins.float
+    unit: _builtins.str
+    """"s", "s/token", "s/token^2", "B/s" or "share"."""
+    samples: _builtins.int
+    """Measurements that it comes from; the latest count most."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        value: _builtins.float = ...,
+        unit: _builtins.str = ...,
+        samples: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "samples", b"samples", "unit", b"unit", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Measurement: _TypeAlias = Measurement  # noqa: Y015
+
+@_typing.final
+class Prediction(_message.Message):
+    """What one way of making a prefix known at the receiver would take."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAY_FIELD_NUMBER: _builtins.int
+    READY_S_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
+    TOTAL_S_FIELD_NUMBER: _builtins.int
+    WIRE_BYTES_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    EXCLUDED_FIELD_NUMBER: _builtins.int
+    way: _builtins.str
+    """"text", "int4+zstd", "mapped:native", …"""
+    ready_s: _builtins.float
+    """Seconds until the receiver knows the prefix. Absent where a needed value was never measured."""
+    first_token_s: _builtins.float
+    """Seconds until the first token of an answer."""
+    total_s: _builtins.float
+    """Seconds for every question that will be asked, with its answer."""
+    wire_bytes: _builtins.int
+    excluded: _builtins.str
+    """Why it may not be chosen; empty if it may."""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Phase]:
+        """Of each stage and wait, overlapped or not."""
+
+    def __init__(
+        self,
+        *,
+        way: _builtins.str = ...,
+        ready_s: _builtins.float | None = ...,
+        first_token_s: _builtins.float | None = ...,
+        total_s: _builtins.float | None = ...,
+        wire_bytes: _builtins.int = ...,
+        parts: _abc.Iterable[Global___Phase] | None = ...,
+        excluded: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s", "_ready_s", b"_ready_s", "_total_s", b"_total_s", "first_token_s", b"first_token_s", "ready_s", b"ready_s", "total_s", b"total_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s", "_ready_s", b"_ready_s", "_total_s", b"_total_s", "excluded", b"excluded", "first_token_s", b"first_token_s", "parts", b"parts", "ready_s", b"ready_s", "total_s", b"total_s", "way", b"way", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__first_token_s: _TypeAlias = _typing.Literal["first_token_s"]  # noqa: Y015
+    _WhichOneofArgType__first_token_s: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s"]  # noqa: Y015
+    _WhichOneofReturnType__ready_s: _TypeAlias = _typing.Literal["ready_s"]  # noqa: Y015
+    _WhichOneofArgType__ready_s: _TypeAlias = _typing.Literal["_ready_s", b"_ready_s"]  # noqa: Y015
+    _WhichOneofReturnType__total_s: _TypeAlias = _typing.Literal["total_s"]  # noqa: Y015
+    _WhichOneofArgType__total_s: _TypeAlias = _typing.Literal["_total_s", b"_total_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_token_s) -> _WhichOneofReturnType__first_token_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ready_s) -> _WhichOneofReturnType__ready_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__total_s) -> _WhichOneofReturnType__total_s | None: ...
+
+Global___Prediction: _TypeAlias = Prediction  # noqa: Y015
+
+@_typing.final
+class Plan(_message.Message):
+    """How a way was chosen, and what came of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    PREDICTED_S_FIELD_NUMBER: _builtins.int
+    TOOK_S_FIELD_NUMBER: _builtins.int
+    PREDICTIONS_FIELD_NUMBER: _builtins.int
+    ASSUMED_FIELD_NUMBER: _builtins.int
+    chosen: _builtins.str
+    """A way's name; empty if none was admissible."""
+    why: _builtins.str
+    predicted_s: _builtins.float
+    """Seconds: of a handoff until the prefix is ready, of an answer until its first token."""
+    took_s: _builtins.float
+    """The same as it came out."""
+    @_builtins.property
+    def predictions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Prediction]: ...
+    @_builtins.property
+    def assumed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What stood in for values that were never measured."""
+
+    def __init__(
+        self,
+        *,
+        chosen: _builtins.str = ...,
+        why: _builtins.str = ...,
+        predicted_s: _builtins.float | None = ...,
+        took_s: _builtins.float | None = ...,
+        predictions: _abc.Iterable[Global___Prediction] | None = ...,
+        assumed: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_predicted_s", b"_predicted_s", "_took_s", b"_took_s", "predicted_s", b"predicted_s", "took_s", b"took_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_s", b"_predicted_s", "_took_s", b"_took_s", "assumed", b"assumed", "chosen", b"chosen", "predicted_s", b"predicted_s", "predictions", b"predictions", "took_s", b"took_s", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__predicted_s: _TypeAlias = _typing.Literal["predicted_s"]  # noqa: Y015
+    _WhichOneofArgType__predicted_s: _TypeAlias = _typing.Literal["_predicted_s", b"_predicted_s"]  # noqa: Y015
+    _WhichOneofReturnType__took_s: _TypeAlias = _typing.Literal["took_s"]  # noqa: Y015
+    _WhichOneofArgType__took_s: _TypeAlias = _typing.Literal["_took_s", b"_took_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_s) -> _WhichOneofReturnType__predicted_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__took_s) -> _WhichOneofReturnType__took_s | None: ...
+
+Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
 class GetNodeInfoResponse(_message.Message):
     """What ping shows."""
 
@@ -453,6 +596,7 @@ class GetNodeInfoResponse(_message.Message):
     TRANSFER_SLOTS_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
     ANSWER_SLOTS_FIELD_NUMBER: _builtins.int
+    MEASUREMENTS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """"sender" or "receiver"."""
     version: _builtins.str
@@ -479,6 +623,10 @@ class GetNodeInfoResponse(_message.Message):
     def receivers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """For a sender: the receivers that it may push to, by name."""
 
+    @_builtins.property
+    def measurements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Measurement]:
+        """What this node measured so far."""
+
     def __init__(
         self,
         *,
@@ -496,10 +644,11 @@ class GetNodeInfoResponse(_message.Message):
         transfer_slots: _builtins.int = ...,
         answers: _builtins.int = ...,
         answer_slots: _builtins.int = ...,
+        measurements: _abc.Iterable[Global___Measurement] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_slots", b"answer_slots", "answers", b"answers", "codecs", b"codecs", "epoch", b"epoch", "identity", b"identity", "max_positions", b"max_positions", "model_name", b"model_name", "packings", b"packings", "receivers", b"receivers", "role", b"role", "schema_version", b"schema_version", "transfer_slots", b"transfer_slots", "transfers", b"transfers", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_slots", b"answer_slots", "answers", b"answers", "codecs", b"codecs", "epoch", b"epoch", "identity", b"identity", "max_positions", b"max_positions", "measurements", b"measurements", "model_name", b"model_name", "packings", b"packings", "receivers", b"receivers", "role", b"role", "schema_version", b"schema_version", "transfer_slots", b"transfer_slots", "transfers", b"transfers", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -524,6 +673,8 @@ class AnswerRequest(_message.Message):
     KEEP_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    MAX_ERROR_FIELD_NUMBER: _builtins.int
     cache_id: _builtins.str
     handoff_id: _builtins.str
     question: _builtins.str
@@ -540,6 +691,12 @@ class AnswerRequest(_message.Message):
     """Seconds to wait for a handoff that is still receiving; the node's default when absent."""
     logprobs: _builtins.int
     """Log-probabilities of this many alternatives a token; absent for none."""
+    policy: _builtins.str
+    """"cache" (the default) answers from the cache, "auto" from whatever gives the first token first:
+    the cache, waited for if need be, or the prefix read again.
+    """
+    max_error: _builtins.float
+    """Largest expected next-token KL of a cache, in nats; absent for any."""
     @_builtins.property
     def read(self) -> Global___PrefixSource: ...
     @_builtins.property
@@ -568,13 +725,17 @@ class AnswerRequest(_message.Message):
         keep: _builtins.bool = ...,
         wait_s: _builtins.float | None = ...,
         logprobs: _builtins.int | None = ...,
+        policy: _builtins.str = ...,
+        max_error: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_wait_s", b"_wait_s", "cache_id", b"cache_id", "context", b"context", "handoff_id", b"handoff_id", "logprobs", b"logprobs", "messages", b"messages", "query", b"query", "question", b"question", "read", b"read", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids", "wait_s", b"wait_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_error", b"_max_error", "_wait_s", b"_wait_s", "cache_id", b"cache_id", "context", b"context", "handoff_id", b"handoff_id", "logprobs", b"logprobs", "max_error", b"max_error", "messages", b"messages", "query", b"query", "question", b"question", "read", b"read", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids", "wait_s", b"wait_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_wait_s", b"_wait_s", "cache_id", b"cache_id", "context", b"context", "handoff_id", b"handoff_id", "keep", b"keep", "least_trust", b"least_trust", "logprobs", b"logprobs", "messages", b"messages", "on_failure", b"on_failure", "query", b"query", "question", b"question", "read", b"read", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_error", b"_max_error", "_wait_s", b"_wait_s", "cache_id", b"cache_id", "context", b"context", "handoff_id", b"handoff_id", "keep", b"keep", "least_trust", b"least_trust", "logprobs", b"logprobs", "max_error", b"max_error", "messages", b"messages", "on_failure", b"on_failure", "policy", b"policy", "query", b"query", "question", b"question", "read", b"read", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__max_error: _TypeAlias = _typing.Literal["max_error"]  # noqa: Y015
+    _WhichOneofArgType__max_error: _TypeAlias = _typing.Literal["_max_error", b"_max_error"]  # noqa: Y015
     _WhichOneofReturnType__wait_s: _TypeAlias = _typing.Literal["wait_s"]  # noqa: Y015
     _WhichOneofArgType__wait_s: _TypeAlias = _typing.Literal["_wait_s", b"_wait_s"]  # noqa: Y015
     _WhichOneofReturnType_context: _TypeAlias = _typing.Literal["cache_id", "handoff_id", "read"]  # noqa: Y015
@@ -583,6 +744,8 @@ class AnswerRequest(_message.Message):
     _WhichOneofArgType_query: _TypeAlias = _typing.Literal["query", b"query"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_error) -> _WhichOneofReturnType__max_error | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__wait_s) -> _WhichOneofReturnType__wait_s | None: ...
     @_typing.overload
@@ -782,6 +945,7 @@ class AnswerFinal(_message.Message):
     FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
     KEPT_CACHE_ID_FIELD_NUMBER: _builtins.int
     CACHE_ID_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """"exact", "lossy", "mapped" or "recompute"."""
     path_reason: _builtins.str
@@ -802,6 +966,10 @@ class AnswerFinal(_message.Message):
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Phase]:
         """wait, queue, prefix (recompute only), query_prefill, decode, total: seconds, node's clock."""
 
+    @_builtins.property
+    def plan(self) -> Global___Plan:
+        """With policy "auto"."""
+
     def __init__(
         self,
         *,
@@ -816,10 +984,11 @@ class AnswerFinal(_message.Message):
         first_token_s: _builtins.float = ...,
         kept_cache_id: _builtins.str = ...,
         cache_id: _builtins.str = ...,
+        plan: Global___Plan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_id", b"cache_id", "cached_tokens", b"cached_tokens", "finish_reason", b"finish_reason", "first_token_s", b"first_token_s", "fresh_tokens", b"fresh_tokens", "generated_tokens", b"generated_tokens", "kept_cache_id", b"kept_cache_id", "model_tokens", b"model_tokens", "path", b"path", "path_reason", b"path_reason", "phases", b"phases"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_id", b"cache_id", "cached_tokens", b"cached_tokens", "finish_reason", b"finish_reason", "first_token_s", b"first_token_s", "fresh_tokens", b"fresh_tokens", "generated_tokens", b"generated_tokens", "kept_cache_id", b"kept_cache_id", "model_tokens", b"model_tokens", "path", b"path", "path_reason", b"path_reason", "phases", b"phases", "plan", b"plan"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

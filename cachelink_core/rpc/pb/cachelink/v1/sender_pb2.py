@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from cachelink_core.rpc.pb.cachelink.v1 import common_pb2 as cachelink_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63\x61\x63helink/v1/sender.proto\x12\x0c\x63\x61\x63helink.v1\x1a\x19\x63\x61\x63helink/v1/common.proto\"\xaf\x01\n\x0eHandoffRequest\x12*\n\x06prefix\x18\x01 \x01(\x0b\x32\x1a.cachelink.v1.PrefixSource\x12\x10\n\x08receiver\x18\x02 \x01(\t\x12\r\n\x05\x63odec\x18\x03 \x01(\t\x12\x13\n\x06stream\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x14\n\x07lease_s\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x06mapper\x18\x06 \x01(\tB\t\n\x07_streamB\n\n\x08_lease_s\"<\n\x0ePrefillRequest\x12*\n\x06prefix\x18\x01 \x01(\x0b\x32\x1a.cachelink.v1.PrefixSource\"{\n\x0cHandoffEvent\x12\x31\n\x08progress\x18\x01 \x01(\x0b\x32\x1d.cachelink.v1.HandoffProgressH\x00\x12/\n\x07receipt\x18\x02 \x01(\x0b\x32\x1c.cachelink.v1.HandoffReceiptH\x00\x42\x07\n\x05\x65vent\"\x93\x01\n\x0fHandoffProgress\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x18\n\x10prefilled_tokens\x18\x03 \x01(\r\x12\x11\n\traw_bytes\x18\x04 \x01(\x04\x12\x16\n\x0esent_raw_bytes\x18\x05 \x01(\x04\x12\x17\n\x0fsent_wire_bytes\x18\x06 \x01(\x04\"\xc5\x02\n\x0eHandoffReceipt\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x10\n\x08\x63\x61\x63he_id\x18\x02 \x01(\t\x12\x17\n\x0fsender_cache_id\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12\x18\n\x10prefilled_tokens\x18\x05 \x01(\r\x12\r\n\x05\x63odec\x18\x06 \x01(\t\x12\r\n\x05trust\x18\x07 \x01(\t\x12\x12\n\nwire_bytes\x18\x08 \x01(\x04\x12\x14\n\x0cnative_bytes\x18\t \x01(\x04\x12\x13\n\x0b\x63hunk_count\x18\n \x01(\r\x12#\n\x06phases\x18\x0b \x03(\x0b\x32\x13.cachelink.v1.Phase\x12-\n\x08timeline\x18\x0c \x01(\x0b\x32\x1b.cachelink.v1.BlockTimeline\x12\x19\n\x11\x61lready_installed\x18\r \x01(\x08\x32\xd7\x03\n\rSenderService\x12\x45\n\x07Handoff\x12\x1c.cachelink.v1.HandoffRequest\x1a\x1a.cachelink.v1.HandoffEvent0\x01\x12\x45\n\x07Prefill\x12\x1c.cachelink.v1.PrefillRequest\x1a\x1a.cachelink.v1.HandoffEvent0\x01\x12\x42\n\x06\x41nswer\x12\x1b.cachelink.v1.AnswerRequest\x1a\x19.cachelink.v1.AnswerEvent0\x01\x12O\n\nListCaches\x12\x1f.cachelink.v1.ListCachesRequest\x1a .cachelink.v1.ListCachesResponse\x12O\n\nEvictCache\x12\x1f.cachelink.v1.EvictCacheRequest\x1a .cachelink.v1.EvictCacheResponse\x12R\n\x0bGetNodeInfo\x12 .cachelink.v1.GetNodeInfoRequest\x1a!.cachelink.v1.GetNodeInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63\x61\x63helink/v1/sender.proto\x12\x0c\x63\x61\x63helink.v1\x1a\x19\x63\x61\x63helink/v1/common.proto\"\x90\x02\n\x0eHandoffRequest\x12*\n\x06prefix\x18\x01 \x01(\x0b\x32\x1a.cachelink.v1.PrefixSource\x12\x10\n\x08receiver\x18\x02 \x01(\t\x12\r\n\x05\x63odec\x18\x03 \x01(\t\x12\x13\n\x06stream\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x14\n\x07lease_s\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x06mapper\x18\x06 \x01(\t\x12\x13\n\x0bleast_trust\x18\x07 \x01(\t\x12\x16\n\tmax_error\x18\x08 \x01(\x01H\x02\x88\x01\x01\x12\x16\n\tquestions\x18\t \x01(\rH\x03\x88\x01\x01\x42\t\n\x07_streamB\n\n\x08_lease_sB\x0c\n\n_max_errorB\x0c\n\n_questions\"<\n\x0ePrefillRequest\x12*\n\x06prefix\x18\x01 \x01(\x0b\x32\x1a.cachelink.v1.PrefixSource\"{\n\x0cHandoffEvent\x12\x31\n\x08progress\x18\x01 \x01(\x0b\x32\x1d.cachelink.v1.HandoffProgressH\x00\x12/\n\x07receipt\x18\x02 \x01(\x0b\x32\x1c.cachelink.v1.HandoffReceiptH\x00\x42\x07\n\x05\x65vent\"\x93\x01\n\x0fHandoffProgress\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x18\n\x10prefilled_tokens\x18\x03 \x01(\r\x12\x11\n\traw_bytes\x18\x04 \x01(\x04\x12\x16\n\x0esent_raw_bytes\x18\x05 \x01(\x04\x12\x17\n\x0fsent_wire_bytes\x18\x06 \x01(\x04\"\xff\x02\n\x0eHandoffReceipt\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x10\n\x08\x63\x61\x63he_id\x18\x02 \x01(\t\x12\x17\n\x0fsender_cache_id\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12\x18\n\x10prefilled_tokens\x18\x05 \x01(\r\x12\r\n\x05\x63odec\x18\x06 \x01(\t\x12\r\n\x05trust\x18\x07 \x01(\t\x12\x12\n\nwire_bytes\x18\x08 \x01(\x04\x12\x14\n\x0cnative_bytes\x18\t \x01(\x04\x12\x13\n\x0b\x63hunk_count\x18\n \x01(\r\x12#\n\x06phases\x18\x0b \x03(\x0b\x32\x13.cachelink.v1.Phase\x12-\n\x08timeline\x18\x0c \x01(\x0b\x32\x1b.cachelink.v1.BlockTimeline\x12\x19\n\x11\x61lready_installed\x18\r \x01(\x08\x12 \n\x04plan\x18\x0e \x01(\x0b\x32\x12.cachelink.v1.Plan\x12\x16\n\x0erecommendation\x18\x0f \x01(\t2\xd7\x03\n\rSenderService\x12\x45\n\x07Handoff\x12\x1c.cachelink.v1.HandoffRequest\x1a\x1a.cachelink.v1.HandoffEvent0\x01\x12\x45\n\x07Prefill\x12\x1c.cachelink.v1.PrefillRequest\x1a\x1a.cachelink.v1.HandoffEvent0\x01\x12\x42\n\x06\x41nswer\x12\x1b.cachelink.v1.AnswerRequest\x1a\x19.cachelink.v1.AnswerEvent0\x01\x12O\n\nListCaches\x12\x1f.cachelink.v1.ListCachesRequest\x1a .cachelink.v1.ListCachesResponse\x12O\n\nEvictCache\x12\x1f.cachelink.v1.EvictCacheRequest\x1a .cachelink.v1.EvictCacheResponse\x12R\n\x0bGetNodeInfo\x12 .cachelink.v1.GetNodeInfoRequest\x1a!.cachelink.v1.GetNodeInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,15 +33,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cachelink.v1.sender_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HANDOFFREQUEST']._serialized_start=71
-  _globals['_HANDOFFREQUEST']._serialized_end=246
-  _globals['_PREFILLREQUEST']._serialized_start=248
-  _globals['_PREFILLREQUEST']._serialized_end=308
-  _globals['_HANDOFFEVENT']._serialized_start=310
-  _globals['_HANDOFFEVENT']._serialized_end=433
-  _globals['_HANDOFFPROGRESS']._serialized_start=436
-  _globals['_HANDOFFPROGRESS']._serialized_end=583
-  _globals['_HANDOFFRECEIPT']._serialized_start=586
-  _globals['_HANDOFFRECEIPT']._serialized_end=911
-  _globals['_SENDERSERVICE']._serialized_start=914
-  _globals['_SENDERSERVICE']._serialized_end=1385
+  _globals['_HANDOFFREQUEST']._serialized_end=343
+  _globals['_PREFILLREQUEST']._serialized_start=345
+  _globals['_PREFILLREQUEST']._serialized_end=405
+  _globals['_HANDOFFEVENT']._serialized_start=407
+  _globals['_HANDOFFEVENT']._serialized_end=530
+  _globals['_HANDOFFPROGRESS']._serialized_start=533
+  _globals['_HANDOFFPROGRESS']._serialized_end=680
+  _globals['_HANDOFFRECEIPT']._serialized_start=683
+  _globals['_HANDOFFRECEIPT']._serialized_end=1066
+  _globals['_SENDERSERVICE']._serialized_start=1069
+  _globals['_SENDERSERVICE']._serialized_end=1540
 # @@protoc_insertion_point(module_scope)

@@ -29,16 +29,27 @@ class HandoffRequest(_message.Message):
     STREAM_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
     MAPPER_FIELD_NUMBER: _builtins.int
+    LEAST_TRUST_FIELD_NUMBER: _builtins.int
+    MAX_ERROR_FIELD_NUMBER: _builtins.int
+    QUESTIONS_FIELD_NUMBER: _builtins.int
     receiver: _builtins.str
     """A name of the sender's list of receivers."""
     codec: _builtins.str
-    """"native", "bf16", "int8", "int4", each optionally "+zstd"; the sender's default when empty."""
+    """"native", "bf16", "int8", "int4", each optionally "+zstd"; "auto" for the fastest that is good
+    enough, which may be to send nothing; the sender's default when empty.
+    """
     stream: _builtins.bool
     """Send each block as soon as it is prefilled (the default). False: prefill everything first."""
     lease_s: _builtins.float
     """Seconds; the receiver's default when absent."""
     mapper: _builtins.str
     """Digest of a mapper, "any" or "none"; "none" when empty."""
+    least_trust: _builtins.str
+    """"exact", "lossy" or "mapped" (the default): the least that is good enough."""
+    max_error: _builtins.float
+    """Largest expected next-token KL of the cache, in nats; absent for any."""
+    questions: _builtins.int
+    """Questions that will be asked about this prefix, for "auto"; 1 when absent."""
     @_builtins.property
     def prefix(self) -> _common_pb2.PrefixSource: ...
     def __init__(
@@ -50,17 +61,28 @@ class HandoffRequest(_message.Message):
         stream: _builtins.bool | None = ...,
         lease_s: _builtins.float | None = ...,
         mapper: _builtins.str = ...,
+        least_trust: _builtins.str = ...,
+        max_error: _builtins.float | None = ...,
+        questions: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_lease_s", b"_lease_s", "_stream", b"_stream", "lease_s", b"lease_s", "prefix", b"prefix", "stream", b"stream"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lease_s", b"_lease_s", "_max_error", b"_max_error", "_questions", b"_questions", "_stream", b"_stream", "lease_s", b"lease_s", "max_error", b"max_error", "prefix", b"prefix", "questions", b"questions", "stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_s", b"_lease_s", "_stream", b"_stream", "codec", b"codec", "lease_s", b"lease_s", "mapper", b"mapper", "prefix", b"prefix", "receiver", b"receiver", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_s", b"_lease_s", "_max_error", b"_max_error", "_questions", b"_questions", "_stream", b"_stream", "codec", b"codec", "lease_s", b"lease_s", "least_trust", b"least_trust", "mapper", b"mapper", "max_error", b"max_error", "prefix", b"prefix", "questions", b"questions", "receiver", b"receiver", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lease_s: _TypeAlias = _typing.Literal["lease_s"]  # noqa: Y015
     _WhichOneofArgType__lease_s: _TypeAlias = _typing.Literal["_lease_s", b"_lease_s"]  # noqa: Y015
+    _WhichOneofReturnType__max_error: _TypeAlias = _typing.Literal["max_error"]  # noqa: Y015
+    _WhichOneofArgType__max_error: _TypeAlias = _typing.Literal["_max_error", b"_max_error"]  # noqa: Y015
+    _WhichOneofReturnType__questions: _TypeAlias = _typing.Literal["questions"]  # noqa: Y015
+    _WhichOneofArgType__questions: _TypeAlias = _typing.Literal["_questions", b"_questions"]  # noqa: Y015
     _WhichOneofReturnType__stream: _TypeAlias = _typing.Literal["stream"]  # noqa: Y015
     _WhichOneofArgType__stream: _TypeAlias = _typing.Literal["_stream", b"_stream"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lease_s) -> _WhichOneofReturnType__lease_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_error) -> _WhichOneofReturnType__max_error | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__questions) -> _WhichOneofReturnType__questions | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stream) -> _WhichOneofReturnType__stream | None: ...
 
@@ -164,6 +186,8 @@ class HandoffReceipt(_message.Message):
     PHASES_FIELD_NUMBER: _builtins.int
     TIMELINE_FIELD_NUMBER: _builtins.int
     ALREADY_INSTALLED_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    RECOMMENDATION_FIELD_NUMBER: _builtins.int
     handoff_id: _builtins.str
     cache_id: _builtins.str
     """The cache's name at the receiver; for Prefill, at the sender."""
@@ -180,12 +204,20 @@ class HandoffReceipt(_message.Message):
     chunk_count: _builtins.int
     already_installed: _builtins.bool
     """The receiver had it already and nothing was sent."""
+    recommendation: _builtins.str
+    """"transfer", or "re_read": nothing was sent, because the receiver is faster when it reads the
+    prefix itself. Empty for another codec than "auto".
+    """
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Phase]:
         """prefill, reserve, encode, send, load, load_busy, install, transform, tail, allocate, total."""
 
     @_builtins.property
     def timeline(self) -> _common_pb2.BlockTimeline: ...
+    @_builtins.property
+    def plan(self) -> _common_pb2.Plan:
+        """With codec "auto"."""
+
     def __init__(
         self,
         *,
@@ -202,10 +234,12 @@ class HandoffReceipt(_message.Message):
         phases: _abc.Iterable[_common_pb2.Phase] | None = ...,
         timeline: _common_pb2.BlockTimeline | None = ...,
         already_installed: _builtins.bool = ...,
+        plan: _common_pb2.Plan | None = ...,
+        recommendation: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timeline", b"timeline"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "timeline", b"timeline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["already_installed", b"already_installed", "cache_id", b"cache_id", "chunk_count", b"chunk_count", "codec", b"codec", "handoff_id", b"handoff_id", "native_bytes", b"native_bytes", "phases", b"phases", "prefilled_tokens", b"prefilled_tokens", "sender_cache_id", b"sender_cache_id", "timeline", b"timeline", "tokens", b"tokens", "trust", b"trust", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["already_installed", b"already_installed", "cache_id", b"cache_id", "chunk_count", b"chunk_count", "codec", b"codec", "handoff_id", b"handoff_id", "native_bytes", b"native_bytes", "phases", b"phases", "plan", b"plan", "prefilled_tokens", b"prefilled_tokens", "recommendation", b"recommendation", "sender_cache_id", b"sender_cache_id", "timeline", b"timeline", "tokens", b"tokens", "trust", b"trust", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

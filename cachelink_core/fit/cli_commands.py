@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +62,10 @@ def fit_command(
     ] = "float64",
     memory: Annotated[str, typer.Option(help="What moments may take, such as 64GB.")] = "",
     dtype: Annotated[str, typer.Option(help="Of both models.")] = "auto",
-    device: Annotated[str, typer.Option(help="Of both models and the moments.")] = "auto",
+    device: Annotated[str, typer.Option(help="Of both models.")] = "auto",
+    moments_device: Annotated[
+        str, typer.Option(help="Where moments are kept and multiplied; cuda if they fit there.")
+    ] = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from a checkpoint.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the cost and stop; needs configurations only.")
@@ -97,7 +101,8 @@ def fit_command(
 
     if not calibration or out is None:
         raise typer.BadParameter("--calibration and --out are needed, or --dry-run")
-    engines = [load_engine(name, dtype=dtype, device=device) for name in (sender, receiver)]
+    place = own_device(device)
+    engines = [load_engine(name, dtype=dtype, device=place) for name in (sender, receiver)]
     options = FitOptions(
         calibration=calibration,
         sequences=sequences,
@@ -108,6 +113,7 @@ def fit_command(
         panels=checked("panels", panels, ("auto", "full", "per-layer")),
         products=checked("products", products, ("float64", "float32")),
         memory_bytes=parse_size(memory) if memory else None,
+        device=moments_device,
         solve=solve_options(k, selection, lambda_, lambda_mode, heads, weights),
     )
     with progress_bars() as told:
@@ -134,6 +140,16 @@ def solve_command(
     with progress_bars() as told:
         card = solve(moments, options, out, progress=told)
     show_card(card, out)
+
+
+def own_device(device: str) -> str:
+    """``auto`` in one of torchrun's processes on a host with GPUs is the GPU of that process."""
+    import torch
+
+    local = os.environ.get("LOCAL_RANK", "")
+    if device == "auto" and local and torch.cuda.is_available():
+        return f"cuda:{int(local) % torch.cuda.device_count()}"
+    return device
 
 
 def solve_options(

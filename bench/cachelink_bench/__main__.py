@@ -11,6 +11,7 @@ BENCHMARKS: Final = {
     "codecs": "bytes, divergence and speed of every codec on a real model's cache",
     "loopback": "a handoff between two processes, beside bare gRPC and a raw socket",
     "two-node": "caches moved to another node, real or emulated, beside sending the text",
+    "break-even": "figures of a two-node result: when moving beats re-reading, and after how often",
 }
 """Name, which with ``_`` for ``-`` is the module's, and what it does. Each module has
 ``main(argv) -> int``."""

@@ -30,6 +30,21 @@ class Marks:
     installed_at_s: list[float] = field(default_factory=list)
 
 
+class BlockCounter:
+    """Counts chunks down to the moment at which a block is complete.
+
+    Making one lays out the whole plan, which takes milliseconds.
+    """
+
+    def __init__(self, header: Header) -> None:
+        self._left = [len(header.layout.block_chunks(b)) for b in range(header.layout.block_count)]
+
+    def done(self, block: int) -> bool:
+        """Notes one chunk of ``block``; whether it was the last."""
+        self._left[block] -= 1
+        return not self._left[block]
+
+
 @dataclass
 class Incoming:
     """A handoff from Reserve to its end.
@@ -48,6 +63,11 @@ class Incoming:
     lock: threading.RLock = field(default_factory=threading.RLock)
     ended: threading.Event = field(default_factory=threading.Event)
     marks: Marks = field(default_factory=Marks)
+    blocks: BlockCounter = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Lays out the plan now, while the sender waits for its reservation and not for a chunk."""
+        self.blocks = BlockCounter(self.header)
 
     @property
     def header(self) -> Header:
@@ -74,18 +94,6 @@ class Incoming:
         self.ended.set()
 
 
-class BlockCounter:
-    """Counts chunks down to the moment at which a block is complete."""
-
-    def __init__(self, header: Header) -> None:
-        self._left = [len(header.layout.block_chunks(b)) for b in range(header.layout.block_count)]
-
-    def done(self, block: int) -> bool:
-        """Notes one chunk of ``block``; whether it was the last."""
-        self._left[block] -= 1
-        return not self._left[block]
-
-
 class ChunkSink:
     """Takes verified chunks into the destination and keeps the marks."""
 
@@ -97,7 +105,6 @@ class ChunkSink:
             if incoming.mapper is None
             else MappedInstaller(engine, incoming.header, incoming.cache, incoming.mapper)
         )
-        self._counter = BlockCounter(incoming.header)
 
     def take(self, chunk: events.Chunk) -> None:
         """Verifies and installs one chunk.
@@ -119,7 +126,7 @@ class ChunkSink:
                 self.installer.install(chunk.block, chunk.run, chunk.payload)
             marks.device_wait_s += turn.waited_s
         marks.decoded_s = time.monotonic()
-        if self._counter.done(chunk.block):
+        if incoming.blocks.done(chunk.block):
             marks.verified_at_s.append(verified - incoming.admitted_s)
             marks.installed_at_s.append(marks.decoded_s - incoming.admitted_s)
 

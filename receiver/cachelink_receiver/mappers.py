@@ -113,3 +113,10 @@ def gate_text(card: Card) -> str:
         f"{arm} {kl[arm]:.3f}" for arm in ("mapped", "mismatched", "zeroed") if arm in kl
     )
     return f"{'passed' if card.gate.passed else 'FAILED'} (KL {arms})"
+
+
+def mapper_note(mapper: Mapper | None) -> str:
+    """What every answer from a translated cache says of its mapper; empty for the same model."""
+    if mapper is None:
+        return ""
+    return f"translated by mapper {mapper.card.digest[:16]}, whose gate {gate_text(mapper.card)}"

@@ -38,7 +38,7 @@ class ReceiverNode(BaseNode):
         self.epoch = self.transfers.epoch
         super().__init__(
             parts,
-            reader=TransientReader(parts.engine, parts.store, DEFAULT_BLOCK_TOKENS),
+            reader=TransientReader(parts.engine, parts.store, parts.measured, DEFAULT_BLOCK_TOKENS),
             arrivals=self.transfers,
             block_tokens=DEFAULT_BLOCK_TOKENS,
             overlap=config.overlap,
@@ -51,7 +51,9 @@ class ReceiverNode(BaseNode):
 
     def push(self, frames: Iterator[Frame], call: Call) -> PushReceipt:
         """See ``TransferHandler.push``."""
-        return self.transfers.push(frames, call)
+        receipt = self.transfers.push(frames, call)
+        self._note(receipt, call)
+        return receipt
 
     def status(self, handoff_id: str, call: Call) -> HandoffStatus:
         """See ``TransferHandler.status``."""
@@ -64,6 +66,21 @@ class ReceiverNode(BaseNode):
     def abort(self, handoff_id: str, why: str, call: Call) -> int:
         """See ``TransferHandler.abort``."""
         return self.transfers.abort(handoff_id, why, call)
+
+    def _note(self, receipt: PushReceipt, call: Call) -> None:
+        """Notes the rates of what has just arrived, unless it was evicted meanwhile."""
+        stored = self.parts.store.find(call.tenant, receipt.cache_id)
+        if stored is None:
+            return
+        mapped = stored.trust == "mapped"
+        tokens = len(stored.ids)
+        self.parts.measured.installed(
+            stored.codec,
+            tokens=tokens,
+            native_bytes=tokens * stored.producer.token_bytes(),
+            load_s=receipt.load_busy_s + (0.0 if mapped else receipt.transform_s),
+            map_s=receipt.transform_s if mapped else 0.0,
+        )
 
     def start(self) -> None:
         """Begins to watch the leases."""

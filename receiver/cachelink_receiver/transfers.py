@@ -19,35 +19,32 @@ from cachelink_core.engine.offer import mint_id
 from cachelink_core.engine.store import CacheStore, StoredCache
 from cachelink_core.errors import (
     CacheLinkError,
-    Draining,
-    DuplicateHandoff,
     HandoffAborted,
-    HandoffExpired,
     InternalError,
     RemoteProtocolError,
     StaleEpoch,
     StillInTransfer,
     TruncatedStream,
-    UnknownCache,
 )
 from cachelink_core.handoff import HandoffSession, State, events
 from cachelink_core.logs import logger
 from cachelink_core.manifest import MAPPER_NONE, Header, decode_header
 from cachelink_core.metrics import Metrics
+from cachelink_core.node.arrivals import Arriving
 from cachelink_core.rpc.handlers import Call, Frame
 from cachelink_core.rpc.transfer_types import HandoffStatus, PushReceipt, Reservation
 from cachelink_core.transport.mapper import Mapper
 from cachelink_receiver.admission import check_fits
+from cachelink_receiver.handoff_table import HandoffTable
 from cachelink_receiver.incoming import ChunkSink, Incoming
-from cachelink_receiver.mappers import Mappers, gate_text
+from cachelink_receiver.mappers import Mappers, mapper_note
+from cachelink_receiver.progress import arriving
+from cachelink_receiver.receipts import count_install, make_receipt
 
 _log = logger(__name__)
 
 _REAP_S = 0.25
 """How often leases are looked at: the precision of an expiry."""
-
-_ENDED_KEPT = 1024
-"""How many ended handoffs GetHandoff still knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +81,7 @@ class Transfers:
         self._metrics = metrics
         self._allowed = allowed
         self._mappers = mappers
-        self._lock = threading.Lock()
-        self._live: dict[str, Incoming] = {}
-        self._ended: dict[str, tuple[str, HandoffStatus]] = {}
+        self._table = HandoffTable()
         self._stopping = threading.Event()
         self._reaper = threading.Thread(target=self._reap, name="leases", daemon=True)
 
@@ -97,7 +92,8 @@ class Transfers:
     def stop(self) -> None:
         """Ends every handoff that is still under way and frees it."""
         self._stopping.set()
-        for incoming in self._snapshot():
+        self._table.close()
+        for incoming in self._table.all_live():
             self._finish(incoming, events.Abort("the receiver is shutting down"))
         if self._reaper.is_alive():
             self._reaper.join(timeout=limits.CONTROL_DEADLINE_S)
@@ -107,7 +103,7 @@ class Transfers:
         began = time.monotonic()
         try:
             offer = decode_header(header)
-            self._check_id_free(offer.handoff_id)
+            self._table.check_free(offer.handoff_id)
             check_fits(self._engine, offer, self._allowed.max_lease_s)
             mapper = None
             if offer.mapper != MAPPER_NONE:
@@ -126,7 +122,7 @@ class Transfers:
         if not isinstance(first, events.Open):
             what = "nothing" if first is None else first.kind.value
             raise RemoteProtocolError(f"the stream began with {what}, not with open")
-        incoming = self._of(first.handoff_id, call.tenant)
+        incoming = self._table.must_be_live(first.handoff_id, call.tenant)
         try:
             with incoming.lock:
                 incoming.session.handle(first, time.monotonic())
@@ -143,44 +139,39 @@ class Transfers:
 
     def status(self, handoff_id: str, call: Call) -> HandoffStatus:
         """See ``TransferHandler.status``."""
-        with self._lock:
-            incoming = self._live.get(handoff_id)
-            ended = self._ended.get(handoff_id)
-        if incoming is not None and incoming.tenant == call.tenant:
-            session = incoming.session
-            with incoming.lock:
-                left_s = session.header.lease_s - (time.monotonic() - session.touched_s)
-                return HandoffStatus(
-                    state=session.state.value,
-                    verified_blocks=session.complete_blocks(),
-                    cache_id=session.cache_id,
-                    lease_left_s=max(0.0, left_s),
-                )
-        if ended is not None and ended[0] == call.tenant:
-            return ended[1]
-        raise UnknownCache(f"no handoff {handoff_id!r}")
+        incoming = self._table.live(handoff_id, call.tenant)
+        if incoming is None:
+            return self._table.ended(handoff_id, call.tenant)
+        session = incoming.session
+        with incoming.lock:
+            left_s = session.header.lease_s - (time.monotonic() - session.touched_s)
+            return HandoffStatus(
+                state=session.state.value,
+                verified_blocks=session.complete_blocks(),
+                cache_id=session.cache_id,
+                lease_left_s=max(0.0, left_s),
+            )
 
     def heartbeat(self, handoff_id: str, receiver_epoch: str, call: Call) -> float:
         """See ``TransferHandler.heartbeat``."""
         if receiver_epoch != self.epoch:
             raise StaleEpoch(f"epoch is {receiver_epoch!r}; this receiver's is {self.epoch!r}")
-        incoming = self._of(handoff_id, call.tenant)
+        incoming = self._table.must_be_live(handoff_id, call.tenant)
         with incoming.lock:
             incoming.session.touch(time.monotonic())
         return incoming.header.lease_s
 
     def abort(self, handoff_id: str, why: str, call: Call) -> int:
         """See ``TransferHandler.abort``."""
-        with self._lock:
-            incoming = self._live.get(handoff_id)
-        if incoming is None or incoming.tenant != call.tenant:
+        incoming = self._table.live(handoff_id, call.tenant)
+        if incoming is None:
             return 0
         return self._finish(incoming, events.Abort(why))
 
     def wait(self, tenant: str, name: str, wait_s: float, call: Call) -> bool:
         """See ``Arrivals.wait``."""
         deadline_s = time.monotonic() + wait_s
-        incoming = self._named(tenant, name)
+        incoming = self._table.named(tenant, name)
         if incoming is None:
             return False
         while not incoming.ended.wait(min(_REAP_S, max(0.0, deadline_s - time.monotonic()))):
@@ -192,24 +183,14 @@ class Transfers:
                 )
         return True
 
+    def arriving(self, tenant: str, name: str) -> Arriving | None:
+        """See ``Arrivals.arriving``."""
+        incoming = self._table.named(tenant, name)
+        return None if incoming is None else arriving(incoming, time.monotonic())
+
     def failure(self, tenant: str, name: str) -> CacheLinkError | None:
         """See ``Arrivals.failure``."""
-        with self._lock:
-            for handoff_id, (owner, status) in reversed(self._ended.items()):
-                if owner == tenant and name in (handoff_id, status.cache_id):
-                    return status.error
-        return None
-
-    @property
-    def under_way(self) -> int:
-        """Handoffs that have not ended."""
-        with self._lock:
-            return len(self._live)
-
-    def _check_id_free(self, handoff_id: str) -> None:
-        with self._lock:
-            if handoff_id in self._live or handoff_id in self._ended:
-                raise DuplicateHandoff(f"handoff_id {handoff_id!r} was used before")
+        return self._table.failure(tenant, name)
 
     def _admit(
         self, offer: Header, mapper: Mapper | None, call: Call, check_s: float
@@ -229,7 +210,7 @@ class Transfers:
         held = self._store.find(call.tenant, name)
         if held is not None:
             self._store.alias(call.tenant, offer.handoff_id, name)
-            self._note_ended(
+            self._table.note_ended(
                 offer.handoff_id, call.tenant, HandoffStatus(State.INSTALLED.value, cache_id=name)
             )
             self._metrics.handoffs.labels(outcome="already_installed").inc()
@@ -246,7 +227,7 @@ class Transfers:
             session = HandoffSession(offer, self.epoch, now)
             session.handle(events.Admit(name), now)
             incoming = Incoming(call.tenant, session, cache, reservation, check_s, now, mapper)
-            self._enlist(incoming)
+            self._table.enlist(incoming)
         except BaseException:
             reservation.release()
             raise
@@ -258,15 +239,6 @@ class Transfers:
             offer.handoff_id, name, self.epoch, offer.lease_s, mapper=chosen, codec=codec,
             allocate_s=now - began, check_s=check_s,
         )  # fmt: skip
-
-    def _enlist(self, incoming: Incoming) -> None:
-        handoff_id = incoming.header.handoff_id
-        with self._lock:
-            if self._stopping.is_set():
-                raise Draining("this receiver is shutting down")
-            if handoff_id in self._live:
-                raise DuplicateHandoff(f"handoff_id {handoff_id!r} is live")
-            self._live[handoff_id] = incoming
 
     def _receive(self, incoming: Incoming, frames: Iterator[Frame], call: Call) -> PushReceipt:
         sink = ChunkSink(self._engine, incoming)
@@ -286,7 +258,7 @@ class Transfers:
         )
 
     def _publish(self, incoming: Incoming, sink: ChunkSink, call: Call) -> PushReceipt:
-        header, marks, session = incoming.header, incoming.marks, incoming.session
+        header, session = incoming.header, incoming.session
         with incoming.lock:
             self._store.put(
                 StoredCache(
@@ -299,53 +271,17 @@ class Transfers:
                     trust=header.trust,
                     codec=codec_name(header.codec, header.packing),
                     producer=header.identity,
-                    note=_note(incoming.mapper),
+                    note=mapper_note(incoming.mapper),
                 ),
                 incoming.reservation,
             )
             session.handle(events.Install(), time.monotonic())
         installed_s = time.monotonic()
-        self._retire(incoming)
+        self._table.retire(incoming)
         incoming.ended.set()
-        times = sink.installer.times
-        receipt = PushReceipt(
-            handoff_id=header.handoff_id,
-            cache_id=session.cache_id,
-            state=State.INSTALLED.value,
-            trust=header.trust,
-            wire_bytes=session.wire_bytes,
-            chunk_count=session.recorded_chunks,
-            tail_s=installed_s - marks.last_frame_s,
-            load_s=max(0.0, marks.decoded_s - marks.last_frame_s) + incoming.check_s,
-            load_busy_s=marks.verify_s + times.decode_s,
-            install_s=installed_s - max(marks.decoded_s, marks.last_frame_s),
-            transform_s=times.transform_s + times.map_s,
-            device_wait_s=marks.device_wait_s,
-            verified_at_s=tuple(marks.verified_at_s),
-            installed_at_s=tuple(marks.installed_at_s),
-        )
-        self._count(receipt, incoming, installed_s)
+        receipt = make_receipt(incoming, sink, installed_s)
+        count_install(self._metrics, receipt, incoming, installed_s)
         return receipt
-
-    def _count(self, receipt: PushReceipt, incoming: Incoming, installed_s: float) -> None:
-        metrics, header = self._metrics, incoming.header
-        codec = codec_name(header.codec, header.packing)
-        metrics.handoffs.labels(outcome="installed").inc()
-        metrics.transfer_seconds.labels(role="receiver", codec=codec).observe(
-            installed_s - incoming.marks.opened_s
-        )
-        metrics.validate_seconds.observe(receipt.load_busy_s)
-        if incoming.mapper is not None:
-            metrics.map_seconds.observe(receipt.transform_s)
-        metrics.install_seconds.observe(receipt.install_s)
-        metrics.device_wait_seconds.labels(kind="install").observe(receipt.device_wait_s)
-        metrics.wire_bytes.inc(receipt.wire_bytes)
-        metrics.raw_bytes.inc(header.layout.encoded_bytes)
-        metrics.handoff_bytes.observe(receipt.wire_bytes)
-        _log.info(
-            "installed", handoff_id=header.handoff_id, cache_id=receipt.cache_id, codec=codec,
-            tokens=header.tokens, wire_bytes=receipt.wire_bytes, tail_s=round(receipt.tail_s, 6),
-        )  # fmt: skip
 
     def _reject(self, incoming: Incoming, error: CacheLinkError) -> None:
         self._metrics.chunk_rejected.labels(reason=error.reason).inc()
@@ -353,7 +289,7 @@ class Transfers:
 
     def _finish(self, incoming: Incoming, event: events.Fail | events.Abort | events.Expire) -> int:
         freed = incoming.end(event)
-        if not self._retire(incoming):
+        if not self._table.retire(incoming):
             return freed
         header, session = incoming.header, incoming.session
         expired = session.state is State.EXPIRED
@@ -368,57 +304,10 @@ class Transfers:
         )  # fmt: skip
         return freed
 
-    def _retire(self, incoming: Incoming) -> bool:
-        """Moves a handoff from the live ones to the ended ones; whether it was live."""
-        header, session = incoming.header, incoming.session
-        status = HandoffStatus(
-            state=session.state.value, cache_id=session.cache_id, error=session.error
-        )
-        with self._lock:
-            if self._live.pop(header.handoff_id, None) is None:
-                return False
-        self._note_ended(header.handoff_id, incoming.tenant, status)
-        return True
-
-    def _note_ended(self, handoff_id: str, tenant: str, status: HandoffStatus) -> None:
-        with self._lock:
-            self._ended[handoff_id] = tenant, status
-            while len(self._ended) > _ENDED_KEPT:
-                self._ended.pop(next(iter(self._ended)))
-
-    def _of(self, handoff_id: str, tenant: str) -> Incoming:
-        with self._lock:
-            incoming = self._live.get(handoff_id)
-            ended = self._ended.get(handoff_id)
-        if incoming is not None and incoming.tenant == tenant:
-            return incoming
-        if ended is not None and ended[0] == tenant:
-            if ended[1].state == State.EXPIRED.value:
-                raise HandoffExpired(f"handoff {handoff_id!r} has expired")
-            raise RemoteProtocolError(f"handoff {handoff_id!r} is {ended[1].state}")
-        raise UnknownCache(f"no handoff {handoff_id!r}")
-
-    def _named(self, tenant: str, name: str) -> Incoming | None:
-        for incoming in self._snapshot():
-            known = incoming.header.handoff_id, incoming.session.cache_id
-            if incoming.tenant == tenant and name in known:
-                return incoming
-        return None
-
-    def _snapshot(self) -> list[Incoming]:
-        with self._lock:
-            return list(self._live.values())
-
     def _reap(self) -> None:
         while not self._stopping.wait(_REAP_S):
             now = time.monotonic()
-            for incoming in self._snapshot():
+            for incoming in self._table.all_live():
                 if incoming.session.expired(now):
                     self._finish(incoming, events.Expire())
             self._store.sweep()
-
-
-def _note(mapper: Mapper | None) -> str:
-    if mapper is None:
-        return ""
-    return f"translated by mapper {mapper.card.digest[:16]}, whose gate {gate_text(mapper.card)}"

@@ -170,7 +170,9 @@ def test_the_gate_decides(planted, tmp_path, passed):
         passed=passed, threshold=0.5, tokens=100, text="held out", text_digest=D,
         kl={"own": 0.0, "mapped": 0.1, "mismatched": 3.0, "zeroed": 2.0},
     )  # fmt: skip
-    save_mapper(tmp_path, type(state)(msgspec.structs.replace(state.card, gate=gate), state.tensors))
+    save_mapper(
+        tmp_path, type(state)(msgspec.structs.replace(state.card, gate=gate), state.tensors)
+    )
     config = {"mappers": [str(tmp_path)]}
     with pair_of(planted.sender, planted.receiver, receiver_config=config) as pair:
         if not passed:
@@ -215,7 +217,7 @@ def test_nan_in_a_block_falls_back_to_reading_with_the_reason(planted, mapped_pa
             pair.ask_sender.handoff(TokenIds(IDS), "local", mapper="any")
     finally:
         del planted.sender.prefill
-    handoffs = [h for h in pair.receiver_node.transfers._ended]
+    handoffs = list(pair.receiver_node.transfers._table._ended)
     answer = pair.ask_receiver.answer(
         HeldCache(handoffs[-1]),
         TokenIds(QUERY),

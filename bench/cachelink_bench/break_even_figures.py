@@ -36,7 +36,7 @@ _STYLE: Final[dict[str, tuple[str, str]]] = {
 _OTHER: Final = ("#D55E00", "X")
 _GREY: Final = "#808080"
 
-_RC: Final[dict[str, Any]] = {
+_RC: Final[Any] = {
     "font.size": 8,
     "axes.labelsize": 8,
     "axes.titlesize": 8.5,

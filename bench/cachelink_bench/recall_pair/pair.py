@@ -64,8 +64,8 @@ RESIDUAL: Final = TrainSettings(
 )
 """The committed residual."""
 
-EXAMPLES: Final = 4_800
-"""Documents to train on: each is seen 2.5 times."""
+EXAMPLES: Final = 2_400
+"""Documents to train on: each is seen five times."""
 
 
 @dataclass(frozen=True, slots=True)

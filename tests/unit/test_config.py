@@ -44,7 +44,7 @@ COMMON = [
     "drain",
 ]
 SENDER_ONLY = ["receivers", "codec", "stream", "block_tokens", "lease", "link_rate"]
-RECEIVER_ONLY = ["max_lease", "overlap", "default_wait"]
+RECEIVER_ONLY = ["max_lease", "overlap", "mappers", "allow_failed_gate", "default_wait"]
 
 OTHER_VALUES = {
     "model.name": "/models/x",
@@ -80,6 +80,8 @@ OTHER_VALUES = {
     "link_rate": "1GB/s",
     "max_lease": "1m",
     "overlap": "copy",
+    "mappers": ["/mappers/a"],
+    "allow_failed_gate": True,
     "default_wait": "1s",
 }
 """A valid value of each option that is not its default."""
@@ -99,7 +101,7 @@ def complaint(cls: type[DaemonConfig], *argv: str, **environ: str) -> str:
 
 
 def as_text(value: object) -> str:
-    return json.dumps(value) if isinstance(value, (dict, bool)) else str(value)
+    return json.dumps(value) if isinstance(value, (dict, list, bool)) else str(value)
 
 
 def as_flag(flag: str, value: object) -> list[str]:

@@ -116,8 +116,10 @@ def test_a_fresh_residual_is_ridge_bit_for_bit(form):
     block = random_source(TOKENS)
     assert fresh.card.residual is not None
     assert ridge.card.residual is None
-    ours = mapped(Mapper.place(fresh, dtype=torch.float32), block)
-    theirs = mapped(Mapper.place(ridge, dtype=torch.float32), block)
+    placed = [Mapper.place(each, dtype=torch.float32) for each in (fresh, ridge)]
+    # By construction, whatever a wider GEMM would round: a residual that adds nothing is left out.
+    assert placed[0].nbytes == placed[1].nbytes
+    ours, theirs = (mapped(mapper, block) for mapper in placed)
     for kind in (0, 1):
         assert all(torch.equal(a, b) for a, b in zip(ours[kind], theirs[kind], strict=True))
     trained = mapped(Mapper.place(state, dtype=torch.float32), block)

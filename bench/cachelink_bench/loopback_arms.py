@@ -65,8 +65,11 @@ class Subject:
         """The native chunks of the cache behind each other: what the baselines send."""
         header = self.header("native")
         encoder = ChunkEncoder(self.engine, header, self.held.cache)
-        parts = [part for index in header.layout.chunks() for part in encoder.encode(*index)]
-        return np.frombuffer(bytearray().join(parts), np.uint8)
+        data = bytearray()
+        for index in header.layout.chunks():
+            for part in encoder.encode(*index):
+                data += part
+        return np.frombuffer(data, np.uint8)
 
     def decoded(self, codec: str) -> PrefixCache:
         """The cache that a receiver must hold after a handoff by ``codec``, made in this process."""
@@ -133,6 +136,8 @@ class CacheLinkArm:
         session.handle(events.Admit(reservation.cache_id), now_s)
         job = PrefillJob(subject.engine, subject.held.cache, header.ids, subject.block_tokens)
         assert job.done, "the cache was captured whole"
+        # A handoff plans its chunks before the stream, for its deadline.
+        assert header.layout.encoded_bytes == self.wire_bytes, "the same plan each time"
         self._pump = Pump(subject.engine, header, session, job, lambda: False)
         self._cache_id = reservation.cache_id
 

@@ -9,14 +9,19 @@ Axes: H KV heads, T tokens, D head dim.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from cachelink_core.codec_spec import item_bytes
+from cachelink_core.codecs.native import Bytes
 from cachelink_core.codecs.registry import packing, tensor_codec
 from cachelink_core.engine.base import Engine
+from cachelink_core.engine.native_rows import NativeRows
 from cachelink_core.kv.prefix_cache import PrefixCache
+from cachelink_core.layout import TensorSlice
 from cachelink_core.manifest import Header
 
 
@@ -36,21 +41,41 @@ class ChunkEncoder:
         self._cache = cache
         self._codec = tensor_codec(header.codec, header.identity.dtype)
         self._packing = packing(header.packing)
+        self._rows = NativeRows.of(header, cache)
+        self._gathered: Bytes = np.empty(0, np.uint8)
 
     def encode(self, block: int, run: int) -> list[memoryview]:
         """Wire bytes of one chunk, as views to be joined once.
 
-        The views of a native codec lie in the cache itself: they are valid as long as it is.
+        The views are valid until the next call: they may lie in a buffer that it uses again.
         """
+        slices = self._header.layout.slices(block, run)
+        parts = self._encoded(slices) if self._rows is None else self._gather(self._rows, slices)
+        return self._packing.pack(
+            parts, item_bytes(self._header.codec, self._header.identity.dtype)
+        )
+
+    def _encoded(self, slices: Sequence[TensorSlice]) -> list[memoryview]:
         parts: list[memoryview] = []
-        for piece in self._header.layout.slices(block, run):
+        for piece in slices:
             tensor = self._cache.tensor(piece.layer, piece.kind, piece.start, piece.stop)
             if piece.kind == "K" and self._header.space == "content":
                 tensor = self._engine.to_content(piece.layer, tensor, piece.start)
             parts += self._codec.encode(tensor, piece.kind, piece.start)
-        return self._packing.pack(
-            parts, item_bytes(self._header.codec, self._header.identity.dtype)
-        )
+        return parts
+
+    def _gather(self, rows: NativeRows, slices: Sequence[TensorSlice]) -> list[memoryview]:
+        """One part for all rows, in a buffer that stays in the processor's cache.
+
+        Thirty views of the cache itself would save this copy, and cost more: each is hashed and
+        joined by a call of its own.
+        """
+        raw_bytes = slices[-1].offset + slices[-1].length
+        if self._gathered.nbytes < raw_bytes:
+            self._gathered = np.empty(raw_bytes, np.uint8)
+        payload = self._gathered[:raw_bytes]
+        rows.gather(slices, payload)
+        return [payload.data]
 
 
 @dataclass
@@ -84,6 +109,7 @@ class ChunkInstaller:
         self._cache = cache
         self._codec = tensor_codec(header.codec, header.identity.dtype)
         self._packing = packing(header.packing)
+        self._rows = NativeRows.of(header, cache)
         self.times = InstallTimes()
 
     def install(self, block: int, run: int, payload: memoryview) -> None:
@@ -100,8 +126,15 @@ class ChunkInstaller:
             layout.raw_bytes(block, run),
             item_bytes(self._header.codec, self._header.identity.dtype),
         )
+        if self._rows is not None:
+            self._rows.scatter(layout.slices(block, run), np.frombuffer(raw, np.uint8))
+            self.times.decode_s += time.monotonic() - began
+            return
         self.times.decode_s += time.monotonic() - began
-        for piece in layout.slices(block, run):
+        self._decode(layout.slices(block, run), raw)
+
+    def _decode(self, slices: Sequence[TensorSlice], raw: memoryview) -> None:
+        for piece in slices:
             part = raw[piece.offset : piece.offset + piece.length]
             out = self._cache.tensor(piece.layer, piece.kind, piece.start, piece.stop)
             began = time.monotonic()

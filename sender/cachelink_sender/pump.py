@@ -1,10 +1,11 @@
 """Moves one cache: each block is encoded and sent as soon as it has been prefilled.
 
-    prefill thread ─▶ encoder thread ─▶ bounded queue ─▶ gRPC's thread ─▶ wire
+    native:    prefill thread ─▶ gRPC's thread (gather, digest, join) ─▶ wire
+    otherwise: prefill thread ─▶ encoder thread ─▶ bounded queue ─▶ gRPC's thread ─▶ wire
 
-A native chunk is a list of views of the cache until the one join that makes its message; a
-quantized one is a few small buffers. The queue holds ``limits.QUEUED_CHUNKS`` messages, so a slow
-receiver stops the encoder and costs no memory.
+A native chunk is a copy, which is over sooner than it could be handed from thread to thread. Codecs
+and packings that compute run ahead of the wire in a thread of their own; the queue holds
+``limits.QUEUED_CHUNKS`` messages, so a slow receiver stops the encoder and costs no memory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from cachelink_core import limits
 from cachelink_core.engine.base import Engine
 from cachelink_core.engine.chunks import ChunkEncoder
-from cachelink_core.errors import CacheLinkError, InternalError, LinkTimeout
+from cachelink_core.errors import CacheLinkError, InternalError
 from cachelink_core.handoff import HandoffSession, events
 from cachelink_core.logs import logger
 from cachelink_core.manifest import Header, SenderTimings
@@ -27,7 +28,7 @@ from cachelink_sender.prefill_job import PrefillJob, aborted
 
 _log = logger(__name__)
 
-_PUT_POLL_S = 0.5
+_POLL_S = 0.5
 
 
 @dataclass
@@ -70,7 +71,6 @@ class Pump:
         self._job = job
         self._cancelled = cancelled
         self._encoder = ChunkEncoder(engine, header, job.cache)
-        self._queue: queue.Queue[_Frame | CacheLinkError] = queue.Queue(limits.QUEUED_CHUNKS)
         self._stopped = threading.Event()
 
     def frames(self) -> Iterator[bytes]:
@@ -83,20 +83,19 @@ class Pump:
         self._session.handle(
             events.Open(self._header.handoff_id, self._session.receiver_epoch), time.monotonic()
         )
-        encoder = threading.Thread(target=self._encode_all, name="encode", daemon=True)
-        encoder.start()
+        made = self._made()
+        if self._header.codec.quantized or self._header.packing.id != "none":
+            made = _ahead(made, self._stopped, self._cancelled)
         try:
-            yield from self._take_all()
+            yield from self._sent(made)
         finally:
             self._stopped.set()
+        seal = self._session.make_seal(self._timings())
+        self._session.handle(events.Commit(seal), time.monotonic())
+        yield frames.encode_commit(seal)
 
-    def _take_all(self) -> Iterator[bytes]:
-        while True:
-            frame = self._next()
-            if frame is None:
-                continue
-            if frame.data is None:
-                break
+    def _sent(self, made: Iterator[_Frame]) -> Iterator[bytes]:
+        for frame in made:
             if not self.times.first_frame_at_s:
                 self.times.first_frame_at_s = time.monotonic()
             yield frame.data
@@ -104,78 +103,35 @@ class Pump:
             self.times.sent_wire_bytes += frame.wire_bytes
             if frame.ends_block:
                 self.times.sent_at_s.append(time.monotonic())
-        seal = self._session.make_seal(self._timings())
-        self._session.handle(events.Commit(seal), time.monotonic())
-        yield frames.encode_commit(seal)
 
-    def _next(self) -> _Frame | None:
-        try:
-            item = self._queue.get(timeout=_PUT_POLL_S)
-        except queue.Empty:
-            if self._cancelled():
-                raise aborted() from None
-            return None
-        if isinstance(item, CacheLinkError):
-            raise item
-        return item
-
-    def _encode_all(self) -> None:
-        try:
-            for block in range(self._header.layout.block_count):
-                self._encode_block(block)
-            self._put(_Frame(None, 0, 0, ends_block=False))
-        except _Stopped:
-            return
-        except CacheLinkError as error:
-            self._put_last(error)
-        except Exception as error:  # noqa: BLE001 - a thread's error must reach the stream
-            _log.exception("encode_failed", handoff_id=self._header.handoff_id, error=str(error))
-            self._put_last(InternalError("encoding failed; see the sender's log"))
-
-    def _encode_block(self, block: int) -> None:
-        while (ready_s := self._job.wait_block(block)) is None:
-            if self._stopped.is_set():
-                raise _Stopped
-        self.times.prefilled_at_s.append(ready_s)
-        if block in self._session.held_blocks:
-            self.times.encoded_at_s.append(time.monotonic())
-            return
-        chunks = self._header.layout.block_chunks(block)
-        for number, (_, run) in enumerate(chunks):
-            began = time.monotonic()
-            parts = self._encoder.encode(block, run)
-            digest = self._session.send_chunk(block, run, parts, began)
-            data = frames.encode_chunk(block, run, digest, parts)
-            self.times.encode_s += time.monotonic() - began
-            wire_bytes = sum(part.nbytes for part in parts)
-            raw_bytes = self._header.layout.raw_bytes(block, run)
-            last = number == len(chunks) - 1
-            if last:
+    def _made(self) -> Iterator[_Frame]:
+        layout = self._header.layout
+        for block in range(layout.block_count):
+            self._await_block(block)
+            if block in self._session.held_blocks:
                 self.times.encoded_at_s.append(time.monotonic())
-            self._put(_Frame(data, raw_bytes, wire_bytes, ends_block=last))
-
-    def _put(self, item: _Frame) -> None:
-        deadline_s = time.monotonic() + limits.STALL_DEADLINE_S
-        while not self._stopped.is_set():
-            try:
-                self._queue.put(item, timeout=_PUT_POLL_S)
-            except queue.Full:
-                if time.monotonic() > deadline_s:
-                    raise LinkTimeout(
-                        f"the receiver took no frame for {limits.STALL_DEADLINE_S:g} s"
-                    ) from None
-            else:
-                return
-        raise _Stopped
-
-    def _put_last(self, error: CacheLinkError) -> None:
-        """Hands an error to the stream, which may have to take a few frames first."""
-        while not self._stopped.is_set():
-            try:
-                self._queue.put(error, timeout=_PUT_POLL_S)
-            except queue.Full:
                 continue
-            return
+            chunks = layout.block_chunks(block)
+            for index in chunks:
+                yield self._encoded(*index, ends_block=index == chunks[-1])
+
+    def _await_block(self, block: int) -> None:
+        while (ready_s := self._job.wait_block(block)) is None:
+            if self._stopped.is_set() or self._cancelled():
+                raise aborted()
+        self.times.prefilled_at_s.append(ready_s)
+
+    def _encoded(self, block: int, run: int, *, ends_block: bool) -> _Frame:
+        began = time.monotonic()
+        parts = self._encoder.encode(block, run)
+        digest = self._session.send_chunk(block, run, parts, began)
+        data = frames.encode_chunk(block, run, digest, parts)
+        ended_s = time.monotonic()
+        self.times.encode_s += ended_s - began
+        if ends_block:
+            self.times.encoded_at_s.append(ended_s)
+        wire_bytes = sum(part.nbytes for part in parts)
+        return _Frame(data, self._header.layout.raw_bytes(block, run), wire_bytes, ends_block)
 
     def _timings(self) -> SenderTimings:
         zero_s = self.times.reserved_at_s
@@ -190,11 +146,70 @@ class Pump:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    data: bytes | None
+    data: bytes
     raw_bytes: int
     wire_bytes: int
     ends_block: bool
 
 
-class _Stopped(Exception):
-    """The stream has ended and wants no more frames."""
+def _ahead(
+    made: Iterator[_Frame], stopped: threading.Event, cancelled: Callable[[], bool]
+) -> Iterator[_Frame]:
+    """What ``made`` gives, made a few frames ahead in a thread of its own.
+
+    Args:
+        made: advanced by that thread alone.
+        stopped: set by whoever takes the frames, when it wants no more.
+        cancelled: asked while no frame comes.
+
+    Raises:
+        HandoffAborted: ``cancelled`` said so.
+        CacheLinkError: what ``made`` raised.
+    """
+    ready: queue.Queue[_Frame | CacheLinkError | None] = queue.Queue(limits.QUEUED_CHUNKS)
+    threading.Thread(target=_fill, args=(ready, made, stopped), name="encode", daemon=True).start()
+    while True:
+        try:
+            item = ready.get(timeout=_POLL_S)
+        except queue.Empty:
+            if cancelled():
+                raise aborted() from None
+            continue
+        if item is None:
+            return
+        if isinstance(item, CacheLinkError):
+            raise item
+        yield item
+
+
+def _fill(
+    ready: queue.Queue[_Frame | CacheLinkError | None],
+    made: Iterator[_Frame],
+    stopped: threading.Event,
+) -> None:
+    last: CacheLinkError | None = None
+    try:
+        for frame in made:
+            if not _put(ready, frame, stopped):
+                return
+    except CacheLinkError as error:
+        last = error
+    except Exception as error:  # noqa: BLE001 - a thread's error must reach the stream
+        _log.exception("encode_failed", error=str(error))
+        last = InternalError("encoding failed; see the sender's log")
+    _put(ready, last, stopped)
+
+
+def _put(
+    ready: queue.Queue[_Frame | CacheLinkError | None],
+    item: _Frame | CacheLinkError | None,
+    stopped: threading.Event,
+) -> bool:
+    """Waits for room; False if the stream has ended meanwhile."""
+    while not stopped.is_set():
+        try:
+            ready.put(item, timeout=_POLL_S)
+        except queue.Full:
+            continue
+        return True
+    return False

@@ -17,6 +17,8 @@ from cachelink_core.cli.inspect import inspect, verify
 from cachelink_core.cli.output import console, facts, print_json, reporting
 from cachelink_core.cli.ping import ping
 from cachelink_core.cli.versions import versions
+from cachelink_core.fit.cli_commands import fit_command, solve_command
+from cachelink_core.fit.train_commands import gate_command, train_command
 from cachelink_core.manifest import MIN_READER_VERSION, SCHEMA_VERSION
 
 app = typer.Typer(
@@ -53,8 +55,12 @@ _COMMANDS: Final = (
     (caches, "caches", "List the caches of a node."),
     (evict, "evict", "Drop caches from a node."),
     (ping, "ping", "Show what two nodes are, and whether they fit."),
-    (inspect, "inspect", "Show what a manifest or a spilled cache holds."),
-    (verify, "verify", "Check a manifest or a spilled cache."),
+    (inspect, "inspect", "Show what a manifest, a spilled cache or a mapper holds."),
+    (verify, "verify", "Check a manifest, a spilled cache or a mapper."),
+    (reporting(fit_command), "fit", "Fit a mapper from one model's cache to another's."),
+    (reporting(solve_command), "solve", "Make another mapper of saved moments."),
+    (reporting(train_command), "train", "Train a mapper's residual through the frozen receiver."),
+    (reporting(gate_command), "gate", "Judge a mapper on held-out text."),
     (show_version, "version", "Show versions."),
 )
 for _function, _name, _short in _COMMANDS:

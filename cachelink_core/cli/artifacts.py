@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from cachelink_core import limits
+from cachelink_core.cli.mapper_folder import CARD_FILE, MapperFolder, read_mapper_folder
 from cachelink_core.cli.ping import describe_layers
 from cachelink_core.codec_spec import codec_name
 from cachelink_core.errors import DataLoss, InvalidRequest, ManifestError, UnknownCache
@@ -110,11 +111,11 @@ class SpilledFile:
         }
 
 
-Artifact = HeaderFile | SpilledFile
+Artifact = HeaderFile | SpilledFile | MapperFolder
 
 
 def read_artifact(path: Path) -> Artifact:
-    """Recognises a file, or the one cache of a folder, by what is in it.
+    """Recognises a file, a mapper's folder, or the one cache of a folder, by what is in it.
 
     Raises:
         UnknownCache: there is nothing at that path.
@@ -124,6 +125,8 @@ def read_artifact(path: Path) -> Artifact:
     """
     if not path.exists():
         raise UnknownCache(f"{path}: no such file or folder")
+    if (path / CARD_FILE).is_file():
+        return read_mapper_folder(path)
     if path.is_dir():
         path = _only_cache(path)
     try:

@@ -13,13 +13,16 @@ from cachelink_core.cli.output import console, facts, print_json, reporting
 from cachelink_core.errors import ChecksumMismatch
 
 PathArgument = Annotated[
-    Path, typer.Argument(metavar="PATH", help="A manifest (.msgpack, .json) or a spilled cache.")
+    Path,
+    typer.Argument(
+        metavar="PATH", help="A manifest (.msgpack, .json), a spilled cache, or a mapper's folder."
+    ),
 ]
 
 
 @reporting
 def inspect(path: PathArgument, json_output: JsonOption = False) -> None:
-    """Show what a manifest or a spilled cache holds."""
+    """Show what a manifest, a spilled cache or a mapper holds."""
     artifact = read_artifact(path)
     if json_output:
         print_json(artifact.document())
@@ -31,11 +34,11 @@ def inspect(path: PathArgument, json_output: JsonOption = False) -> None:
 def verify(
     path: PathArgument,
     digest: Annotated[
-        str | None, typer.Option(metavar="HEX", help="The manifest digest that it must have.")
+        str | None, typer.Option(metavar="HEX", help="The digest that it must have.")
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Check a manifest or a spilled cache, digests included; exits 7 if it is not whole."""
+    """Check a manifest, a spilled cache or a mapper, digests included; exits 7 if it is not whole."""
     artifact = read_artifact(path)
     checked = artifact.verify()
     if digest is not None and digest.lower() != artifact.digest:

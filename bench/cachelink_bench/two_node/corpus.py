@@ -18,14 +18,14 @@ _PEOPLE: Final = ("Ada", "Bertil", "Clara", "Doru", "Edda", "Felix", "Greta", "H
                   "Jonas", "Katya", "Leon", "Mira", "Niels", "Oona", "Piotr", "Rosa", "Sven",
                   "Tamar", "Ugo", "Vera", "Wim", "Yara", "Zeno")  # fmt: skip
 _WORKS: Final = ("baker", "bell founder", "cartographer", "clockmaker", "ferryman", "gardener",
-                 "glassblower", "harbour pilot", "innkeeper", "librarian", "mason", "miller",
+                 "glassblower", "harbour pilot", "librarian", "mason", "miller",
                  "printer", "saddler", "schoolteacher", "shipwright", "surveyor", "weaver")  # fmt: skip
 _THINGS: Final = ("barrels of salt", "bolts of linen", "boxes of type", "brass lamps",
                   "bundles of willow", "clay jars", "coils of rope", "copper kettles",
                   "crates of apples", "fishing nets", "iron hinges", "oak planks", "paper charts",
                   "roof slates", "sacks of barley", "silver spoons", "wool blankets")  # fmt: skip
-_COLOURS: Final = ("amber", "black", "blue", "brown", "cream", "crimson", "green", "grey",
-                   "orange", "purple", "white", "yellow")  # fmt: skip
+_COLOURS: Final = ("black", "blue", "brown", "cream", "crimson", "green", "grey",
+                   "purple", "white", "yellow")  # fmt: skip
 _SEASONS: Final = ("in early spring", "after the first frost", "at midsummer", "in late autumn",
                    "before the winter storms", "when the river is low", "after the harvest")  # fmt: skip
 _DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")

@@ -11,11 +11,13 @@ from transformers import AutoModelForCausalLM
 
 from cachelink_bench.recall_pair.base_training import BaseTrainer
 from cachelink_bench.recall_pair.models import BASE_SEEDS, SHAPES, Role
+from cachelink_bench.recall_pair.pair_commands import pair_app
 from cachelink_bench.recall_pair.plan import BaseTraining
 from cachelink_bench.recall_pair.plot import plot_curves
 from cachelink_bench.recall_pair.recall import recall_by_facts
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_show_locals=False)
+app.add_typer(pair_app, name="pair")
 
 DEFAULT_STEPS = 1_600
 EVALUATE_SEED = 1

@@ -26,7 +26,7 @@ Role = Literal["sender", "receiver"]
 CODECS: Final = tuple(
     codec + packing for codec in ("native", "bf16", "int8", "int4") for packing in ("", "+zstd")
 )
-OUTCOMES: Final = ("installed", "already_installed", "refused", "failed", "expired")
+OUTCOMES: Final = ("installed", "already_installed", "re_read", "refused", "failed", "expired")
 PATHS: Final = ("exact", "lossy", "mapped", "recompute")
 EVICTION_CAUSES: Final = ("budget", "ttl", "request")
 DEVICE_WORK: Final = ("answer", "install", "prefill")

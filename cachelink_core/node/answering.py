@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import msgspec
+
 from cachelink_core import names
 from cachelink_core.codec_spec import NATIVE
 from cachelink_core.engine.base import Delta, Engine, Finish
@@ -15,6 +17,7 @@ from cachelink_core.logs import logger
 from cachelink_core.manifest import MAPPER_NONE, pack_ids
 from cachelink_core.metrics import Metrics
 from cachelink_core.node.contexts import Contexts, Opened
+from cachelink_core.node.measured import Measured
 from cachelink_core.node.queries import engine_sampling, query_ids
 from cachelink_core.rpc import types
 from cachelink_core.rpc.handlers import Call
@@ -32,6 +35,7 @@ class AnswerService:
         store: CacheStore,
         contexts: Contexts,
         metrics: Metrics,
+        measured: Measured,
         block_tokens: int,
         headroom_tokens: int,
     ) -> None:
@@ -40,6 +44,7 @@ class AnswerService:
         self._store = store
         self._contexts = contexts
         self._metrics = metrics
+        self._measured = measured
         self._block_tokens = block_tokens
         self._headroom_tokens = headroom_tokens
 
@@ -157,6 +162,13 @@ class AnswerService:
         metrics.device_wait_seconds.labels(kind="answer").observe(finish.device_wait_s)
         metrics.tokens.labels(kind="query").inc(len(query))
         metrics.tokens.labels(kind="generated").inc(len(finish.generated_ids))
+        self._measured.answered(
+            prefix_s=opened.phases.get("prefix", 0.0),
+            query_s=finish.query_prefill_s,
+            decode_s=finish.decode_s,
+            generated=len(finish.generated_ids),
+        )
+        plan = opened.plan and msgspec.structs.replace(opened.plan, took_s=first_s)
         return types.Final(
             path=opened.path,
             path_reason=opened.why,
@@ -175,6 +187,7 @@ class AnswerService:
             first_token_s=first_s,
             cache_id=opened.cache_id,
             kept_cache_id=kept,
+            plan=plan,
         )
 
 

@@ -11,7 +11,9 @@ from cachelink_core.logs import bound, logger
 from cachelink_core.manifest import SCHEMA_VERSION
 from cachelink_core.metrics import Role
 from cachelink_core.node.answering import AnswerService
-from cachelink_core.node.contexts import Arrivals, Contexts, OverlapPolicy, Reader
+from cachelink_core.node.arrivals import Arrivals
+from cachelink_core.node.choosing import Chooser
+from cachelink_core.node.contexts import Contexts, OverlapPolicy, Reader
 from cachelink_core.node.parts import NodeParts
 from cachelink_core.rpc.handlers import Call
 from cachelink_core.rpc.types import (
@@ -60,6 +62,16 @@ class BaseNode:
             memory=parts.memory,
             reader=reader,
             arrivals=arrivals,
+            chooser=Chooser(
+                engine=parts.engine,
+                store=parts.store,
+                memory=parts.memory,
+                arrivals=arrivals,
+                measured=parts.measured,
+                answers=lambda: parts.answers.in_use,
+                block_tokens=block_tokens,
+                copies=overlap == "copy",
+            ),
             metrics=parts.metrics,
             headroom_tokens=headroom,
             overlap=overlap,
@@ -70,6 +82,7 @@ class BaseNode:
             store=parts.store,
             contexts=contexts,
             metrics=parts.metrics,
+            measured=parts.measured,
             block_tokens=block_tokens,
             headroom_tokens=headroom,
         )

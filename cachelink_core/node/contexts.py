@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from cachelink_core.codec_spec import TRUST_ORDER, Trust
+from cachelink_core.codec_spec import Trust
 from cachelink_core.engine.base import Engine, Prefix
 from cachelink_core.engine.header_memory import HeaderMemory
 from cachelink_core.engine.store import CacheStore, StoredCache
@@ -24,7 +24,11 @@ from cachelink_core.errors import (
 from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.manifest import QueryFrame
 from cachelink_core.metrics import Metrics
+from cachelink_core.node.arrivals import Arrivals
+from cachelink_core.node.choosing import Choice, Chooser, refusal
+from cachelink_core.node.measured import BlockClock, Measured
 from cachelink_core.node.queries import prefix_of
+from cachelink_core.planner import Plan
 from cachelink_core.rpc.handlers import Call
 from cachelink_core.rpc.types import AnswerRequest, HeldCache, HeldHandoff, Path
 
@@ -46,6 +50,7 @@ class Opened:
         trust: what an answer's cache is worth.
         cache_id: its name, if it has one.
         phases: seconds spent so far.
+        plan: why this way, where there was a choice.
     """
 
     cache: PrefixCache
@@ -58,6 +63,7 @@ class Opened:
     trust: Trust
     cache_id: str = ""
     phases: dict[str, float] = field(default_factory=dict)
+    plan: Plan | None = None
 
 
 class Reader(Protocol):
@@ -79,42 +85,16 @@ class Reader(Protocol):
         """
 
 
-class Arrivals(Protocol):
-    """The handoffs that are under way at this node."""
-
-    def wait(self, tenant: str, name: str, wait_s: float, call: Call) -> bool:
-        """Waits for a handoff by handoff id or cache id to end, however it ends.
-
-        Returns:
-            Whether one of that name was or is under way here.
-
-        Raises:
-            StillInTransfer: it has not ended within ``wait_s``.
-        """
-
-    def failure(self, tenant: str, name: str) -> CacheLinkError | None:
-        """Why a handoff of that name ended badly, if one did."""
-
-
-class NoArrivals:
-    """For a node that receives nothing."""
-
-    def wait(self, tenant: str, name: str, wait_s: float, call: Call) -> bool:  # noqa: ARG002
-        """Nothing is under way."""
-        return False
-
-    def failure(self, tenant: str, name: str) -> CacheLinkError | None:  # noqa: ARG002
-        """Nothing has failed."""
-        return None
-
-
 class TransientReader:
     """Reads a prefix for one answer and forgets it."""
 
-    def __init__(self, engine: Engine, store: CacheStore, block_tokens: int) -> None:
-        """Binds engine, byte budget and prefill schedule."""
+    def __init__(
+        self, engine: Engine, store: CacheStore, measured: Measured, block_tokens: int
+    ) -> None:
+        """Binds engine, byte budget, what notes the times, and prefill schedule."""
         self._engine = engine
         self._store = store
+        self._measured = measured
         self._block_tokens = block_tokens
 
     @contextmanager
@@ -123,8 +103,12 @@ class TransientReader:
         size = self._engine.cache_bytes(len(prefix.ids), room, whole=True)
         with self._store.reserve(size):
             cache = self._engine.open_cache(len(prefix.ids), room, whole=True)
-            self._engine.prefill(cache, prefix.ids, self._block_tokens, cancelled=call.cancelled)
+            clock = BlockClock(0, len(prefix.ids), self._block_tokens)
+            self._engine.prefill(
+                cache, prefix.ids, self._block_tokens, on_block=clock, cancelled=call.cancelled
+            )
             cache.use_window()
+            self._measured.prefilled(clock.blocks)
             yield cache, len(prefix.ids)
 
 
@@ -139,6 +123,7 @@ class Contexts:
         memory: HeaderMemory,
         reader: Reader,
         arrivals: Arrivals,
+        chooser: Chooser,
         metrics: Metrics,
         headroom_tokens: int,
         overlap: OverlapPolicy,
@@ -150,6 +135,7 @@ class Contexts:
         self._memory = memory
         self._reader = reader
         self._arrivals = arrivals
+        self._chooser = chooser
         self._metrics = metrics
         self._headroom_tokens = headroom_tokens
         self._overlap = overlap
@@ -177,6 +163,10 @@ class Contexts:
                 yield opened
             return
         name = context.cache_id if isinstance(context, HeldCache) else context.handoff_id
+        if request.policy == "auto":
+            with self._chosen(name, request, room, call) as opened:
+                yield opened
+            return
         with ExitStack() as stack:
             try:
                 opened = stack.enter_context(self._held(name, request, call))
@@ -189,6 +179,40 @@ class Contexts:
                 why = f"{cause.reason}: {cause}"
                 opened = stack.enter_context(self._read(prefix, room, why, call))
             yield opened
+
+    @contextmanager
+    def _chosen(self, name: str, request: AnswerRequest, room: int, call: Call) -> Iterator[Opened]:
+        """What the planner chose; the prefix is read again where a chosen cache is gone after all."""
+        wait_s = self._wait_s(request)
+        choice = self._chooser.settle(name, request, wait_s, call)
+        with ExitStack() as stack:
+            opened = self._try_cache(stack, name, request, choice, call)
+            if opened is None:
+                prefix, why = self._to_read(name, choice, call)
+                opened = stack.enter_context(self._read(prefix, room, why, call))
+            opened.plan = choice.plan
+            opened.phases["wait"] = opened.phases.get("wait", 0.0) + choice.waited_s
+            yield opened
+
+    def _try_cache(
+        self, stack: ExitStack, name: str, request: AnswerRequest, choice: Choice, call: Call
+    ) -> Opened | None:
+        if choice.plan is not None and choice.plan.text:
+            return None
+        try:
+            return stack.enter_context(self._held(name, request, call))
+        except (UnknownCache, InsufficientTrust):
+            if choice.prefix is None:
+                raise
+            return None
+
+    def _to_read(self, name: str, choice: Choice, call: Call) -> tuple[Prefix, str]:
+        assert choice.prefix is not None, "something to read was seen"
+        failed = self._arrivals.failure(call.tenant, name)
+        if failed is not None:
+            self._metrics.fallback_recompute.labels(reason=failed.reason).inc()
+            return choice.prefix, f"{failed.reason}: {failed}"
+        return choice.prefix, choice.plan.why if choice.plan else "the cache is gone"
 
     @contextmanager
     def grown(self, opened: Opened, room: int) -> Iterator[PrefixCache]:
@@ -219,10 +243,9 @@ class Contexts:
         phases = {"wait": time.monotonic() - began}
         began = time.monotonic()
         with self._writable(name, call) as (entry, cache):
-            if TRUST_ORDER.index(entry.trust) < TRUST_ORDER.index(request.least_trust):
-                raise InsufficientTrust(
-                    f"cache {entry.cache_id} is {entry.trust}; asked for {request.least_trust}"
-                )
+            refused = refusal(request, entry.trust, entry.codec, self._engine.identity.dtype)
+            if refused:
+                raise InsufficientTrust(f"cache {entry.cache_id}: {refused}")
             phases["queue"] = time.monotonic() - began
             yield Opened(
                 cache=cache,
@@ -241,8 +264,10 @@ class Contexts:
         """Waits for a cache that is still arriving; one that is here needs no wait."""
         self._metrics.cache_lookups.inc()
         if self._store.find(call.tenant, name) is None:
-            wait_s = self._default_wait_s if request.wait_s is None else request.wait_s
-            self._arrivals.wait(call.tenant, name, wait_s, call)
+            self._arrivals.wait(call.tenant, name, self._wait_s(request), call)
+
+    def _wait_s(self, request: AnswerRequest) -> float:
+        return self._default_wait_s if request.wait_s is None else request.wait_s
 
     @contextmanager
     def _writable(self, name: str, call: Call) -> Iterator[tuple[StoredCache, PrefixCache]]:

@@ -8,6 +8,7 @@ ones said. Times include what they really waited for; on a busy node they say wh
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -74,6 +75,36 @@ class _Slope:
             if a > 0.0 and b > 0.0:
                 return a, b
         return self.ts / self.tt, 0.0
+
+
+class BlockClock:
+    """Times the blocks of one prefill: called with a block's index when it has been read.
+
+    Attributes:
+        blocks: (start, stop, seconds) of each block so far, in tokens.
+    """
+
+    def __init__(self, held: int, tokens: int, block_tokens: int) -> None:
+        """Starts the clock.
+
+        Args:
+            held: tokens that need not be read.
+            tokens: of the prefix.
+            block_tokens: of a full block.
+        """
+        self.blocks: list[tuple[int, int, float]] = []
+        self._held = held
+        self._tokens = tokens
+        self._block_tokens = block_tokens
+        self._last_s = time.monotonic()
+
+    def __call__(self, block: int) -> None:
+        """Notes the end of a block."""
+        now = time.monotonic()
+        start = max(self._held, block * self._block_tokens)
+        stop = min((block + 1) * self._block_tokens, self._tokens)
+        self.blocks.append((start, stop, now - self._last_s))
+        self._last_s = now
 
 
 @dataclass(frozen=True, slots=True)

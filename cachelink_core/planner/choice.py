@@ -34,14 +34,16 @@ class Wanted(msgspec.Struct, frozen=True):
             UnknownCodec: there is no such codec.
             UnknownPacking: there is no such packing.
         """
-        trust = way.trust(dtype)
+        return self.refusal_of(way.trust(dtype), way.error_nats(dtype))
+
+    def refusal_of(self, trust: Trust, error: float | None) -> str:
+        """The same for a cache of known trust and expected error in nats (None: unknown)."""
         if trusts_less(trust, self.least_trust):
             return f"trust is {trust}, asked for {self.least_trust}"
         if self.max_error_nats is None:
             return ""
-        error = way.error_nats(dtype)
         if error is None:
-            return f"error of a mapped cache is unknown, asked for {self.max_error_nats:g} at most"
+            return f"error is unknown, asked for {self.max_error_nats:g} nats at most"
         if error > self.max_error_nats:
             return f"error is {error:g} nats, asked for {self.max_error_nats:g} at most"
         return ""
@@ -94,7 +96,12 @@ def choose(ways: Sequence[Way], job: Job, measures: Measures, wanted: Wanted | N
         found.append(
             msgspec.structs.replace(prediction, excluded=refusal) if refusal else prediction
         )
-    best = fastest(found, order=[way.name for way in ways])
+    return decide(found, job, measures)
+
+
+def decide(found: Sequence[Prediction], job: Job, measures: Measures) -> Plan:
+    """Picks the least total of the admissible predictions; of equally fast ones the first."""
+    best = _fastest(found)
     return Plan(
         chosen=best.way if best else "",
         why=_reason(best, found, job),
@@ -104,14 +111,13 @@ def choose(ways: Sequence[Way], job: Job, measures: Measures, wanted: Wanted | N
     )
 
 
-def fastest(predictions: Sequence[Prediction], *, order: Sequence[str]) -> Prediction | None:
-    """The admissible prediction with the least total; of equally fast ones the first of the order."""
-    timed = [(p.total_s, p) for p in predictions if p.total_s is not None and not p.excluded]
+def _fastest(found: Sequence[Prediction]) -> Prediction | None:
+    timed = [(p.total_s, p) for p in found if p.total_s is not None and not p.excluded]
     if not timed:
         return None
     least = min(total for total, _ in timed)
     close = [p for total, p in timed if total <= least * (1 + TIE_SHARE)]
-    return min(close, key=lambda p: (p.way == TEXT.name, order.index(p.way)))
+    return min(close, key=lambda p: p.way == TEXT.name)
 
 
 def _reason(best: Prediction | None, found: Sequence[Prediction], job: Job) -> str:

@@ -93,7 +93,7 @@ class SenderConfig(DaemonConfig):
     """Name → receiver: the only places that a cache may be pushed to. name=host:port is enough."""
 
     codec: str = "native"
-    """Codec of a handoff that names none: native, bf16, int8 or int4, each optionally with +zstd."""
+    """Codec of a handoff that names none: auto, native, bf16, int8 or int4, each perhaps with +zstd."""
 
     stream: bool = True
     """Send each block as soon as it is prefilled; false prefills everything first."""
@@ -112,6 +112,8 @@ class SenderConfig(DaemonConfig):
     @field_validator("codec")
     @classmethod
     def _codec_exists(cls, text: str) -> str:
+        if text == "auto":
+            return text
         try:
             parse_codec(text)
         except CacheLinkError as error:

@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
-from cachelink_core import limits
+import msgspec
+
 from cachelink_core.codec_spec import codec_name, parse_codec
 from cachelink_core.engine.base import Engine, Prefix
 from cachelink_core.engine.offer import make_header, mint_id
 from cachelink_core.engine.store import CacheStore
-from cachelink_core.errors import CacheLinkError, InternalError
+from cachelink_core.errors import CacheLinkError
 from cachelink_core.handoff import HandoffSession, events
 from cachelink_core.logs import logger
 from cachelink_core.manifest import MAPPER_NONE, Header, encode_header
 from cachelink_core.metrics import Metrics
+from cachelink_core.node.measured import Measured
 from cachelink_core.node.queries import prefix_of
+from cachelink_core.planner import Plan
 from cachelink_core.rpc.handlers import Call
 from cachelink_core.rpc.transfer_client import TransferClient, push_deadline_s
-from cachelink_core.rpc.transfer_types import PushReceipt, Reservation
+from cachelink_core.rpc.transfer_types import Reservation
 from cachelink_core.rpc.types import (
     HandoffRequest,
     HeldCache,
     PrefixSource,
     Progress,
     Receipt,
+    Recommendation,
     Timeline,
 )
 from cachelink_sender.peers import Peers
+from cachelink_sender.planning import AUTO, HandoffPlanner, check_wanted
 from cachelink_sender.prefill_job import PrefillJob, aborted
 from cachelink_sender.prefixes import Prefixes
 from cachelink_sender.pump import Pump
+from cachelink_sender.push import Push
+from cachelink_sender.samples import sent_sample
 
 _log = logger(__name__)
-_PROGRESS_S = 0.2
-"""Seconds between two progress events."""
-
 Events = Iterator[Progress | Receipt]
 
 
@@ -73,6 +76,7 @@ class Handoffs:
         prefixes: Prefixes,
         peers: Peers,
         metrics: Metrics,
+        measured: Measured,
         defaults: HandoffDefaults,
     ) -> None:
         """Binds the node's parts."""
@@ -82,13 +86,31 @@ class Handoffs:
         self._prefixes = prefixes
         self._peers = peers
         self._metrics = metrics
+        self._measured = measured
         self._defaults = defaults
+        self._planner = HandoffPlanner(
+            engine=engine,
+            prefixes=prefixes,
+            measured=measured,
+            block_tokens=defaults.block_tokens,
+            expected_bytes_per_s=defaults.link_bytes_per_s,
+        )
 
     def handoff(self, request: HandoffRequest, call: Call) -> Events:
         """See ``SenderHandler.handoff``."""
+        began = time.monotonic()
         client = self._peers.client(request.receiver)
-        codec, packing = parse_codec(request.codec or self._defaults.codec)
         prefix = self._prefix(request.prefix, call)
+        named, plan = request.codec or self._defaults.codec, None
+        if named == AUTO:
+            plan = self._planner.plan(request, prefix, call.tenant, client)
+            if plan.text:
+                yield self._re_read(prefix, plan, call, began)
+                return
+            named = plan.chosen.removeprefix("mapped:")
+        else:
+            check_wanted(request, named, self._engine.identity.dtype)
+        codec, packing = parse_codec(named)
         header = make_header(
             self._engine,
             prefix.ids,
@@ -100,7 +122,7 @@ class Handoffs:
             lease_s=request.lease_s or self._defaults.lease_s,
             mapper=request.mapper or MAPPER_NONE,
         )
-        attempt = _Attempt(header, time.monotonic())
+        attempt = _Attempt(header, began, request.receiver, plan)
         try:
             yield from self._run(attempt, client, prefix, request.stream, call)
         except CacheLinkError as error:
@@ -112,6 +134,25 @@ class Handoffs:
                 reason=error.reason, error=str(error),
             )  # fmt: skip
             raise
+
+    def _re_read(self, prefix: Prefix, plan: Plan, call: Call, began: float) -> Receipt:
+        """Says that nothing was sent, because the receiver is faster when it reads by itself."""
+        self._metrics.handoffs.labels(outcome="re_read").inc()
+        _log.info("re_read_recommended", tokens=len(prefix.ids), why=plan.why)
+        name = self._prefixes.name_of(prefix.ids, call.tenant)
+        held = self._store.find(call.tenant, name) is not None
+        return Receipt(
+            handoff_id="",
+            cache_id="",
+            sender_cache_id=name if held else "",
+            tokens=len(prefix.ids),
+            prefilled_tokens=0,
+            codec="",
+            trust="exact",
+            phases={"total": time.monotonic() - began},
+            plan=plan,
+            recommendation="re_read",
+        )
 
     def prefill(self, source: PrefixSource, call: Call) -> Events:
         """See ``SenderHandler.prefill``."""
@@ -159,7 +200,7 @@ class Handoffs:
                 time.monotonic(),
             )
             pump = Pump(self._engine, header, session, job, call.cancelled)
-            push = _Push(client, pump, self._deadline_s(header, job), call)
+            push = Push(client, pump, self._deadline_s(header, job), call)
             stack.callback(push.close, header.handoff_id)
             yield from push.progress(header, job)
             self._count_prefill(job)
@@ -187,9 +228,10 @@ class Handoffs:
                 "total": time.monotonic() - attempt.began_s,
             },
             already_installed=True,
+            **attempt.planned(time.monotonic()),
         )
 
-    def _receipt(self, attempt: _Attempt, push: _Push, job: PrefillJob, name: str) -> Receipt:
+    def _receipt(self, attempt: _Attempt, push: Push, job: PrefillJob, name: str) -> Receipt:
         header, pushed, pump = attempt.header, push.receipt, push.pump
         assert pushed is not None, "the push has ended well"
         assert attempt.reservation is not None, "it was reserved"
@@ -207,6 +249,10 @@ class Handoffs:
             "handed_over", handoff_id=header.handoff_id, cache_id=pushed.cache_id, codec=codec,
             tokens=header.tokens, wire_bytes=pushed.wire_bytes, send_s=round(send_s, 6),
         )  # fmt: skip
+        sample = sent_sample(
+            header, attempt.reservation, attempt.reserve_s, pump.times, pushed, ended_s
+        )
+        self._measured.sent(attempt.receiver, sample)
         zero_s = pump.times.reserved_at_s
         return Receipt(
             handoff_id=header.handoff_id,
@@ -240,6 +286,7 @@ class Handoffs:
                 verified_at_s=pushed.verified_at_s,
                 installed_at_s=pushed.installed_at_s,
             ),
+            **attempt.planned(ended_s),
         )
 
     def _count_prefill(self, job: PrefillJob) -> None:
@@ -248,87 +295,27 @@ class Handoffs:
             self._metrics.tokens.labels(kind="prefix").inc(job.fresh_tokens)
 
 
+class _Planned(TypedDict, total=False):
+    plan: Plan
+    recommendation: Recommendation
+
+
 @dataclass
 class _Attempt:
     header: Header
     began_s: float
+    receiver: str
+    plan: Plan | None
     reserve_s: float = 0.0
     reservation: Reservation | None = None
 
-
-class _Push:
-    """A push in a thread of its own, so that the caller hears of its progress meanwhile."""
-
-    def __init__(self, client: TransferClient, pump: Pump, deadline_s: float, call: Call) -> None:
-        self.pump = pump
-        self.receipt: PushReceipt | None = None
-        self.ended_s = 0.0
-        self._client = client
-        self._deadline_s = deadline_s
-        self._call = call
-        self._given_up = threading.Event()
-        self._result: queue.Queue[PushReceipt | CacheLinkError] = queue.Queue()
-        self._thread = threading.Thread(target=self._run, name="push", daemon=True)
-
-    def progress(self, header: Header, job: PrefillJob) -> Iterator[Progress]:
-        """Starts, and yields now and then until the end; then ``receipt`` is set.
-
-        Raises:
-            CacheLinkError: why it failed.
-        """
-        self._thread.start()
-        while True:
-            try:
-                result = self._result.get(timeout=_PROGRESS_S)
-            except queue.Empty:
-                yield self._now(header, job)
-                continue
-            if isinstance(result, CacheLinkError):
-                raise result
-            self.receipt = result
-            yield self._now(header, job)
-            return
-
-    def close(self, handoff_id: str) -> None:
-        """Ends a push that is still under way and frees its reservation at the receiver."""
-        if self.receipt is not None:
-            return
-        self._given_up.set()
-        try:
-            self._client.abort(
-                handoff_id, "the sender gave up", deadline_s=limits.CONNECT_DEADLINE_S
-            )
-        except CacheLinkError as error:
-            _log.info("abort_failed", handoff_id=handoff_id, error=str(error))
-        if self._thread.ident is not None:
-            self._thread.join(limits.CONTROL_DEADLINE_S)
-
-    def _now(self, header: Header, job: PrefillJob) -> Progress:
-        times = self.pump.times
-        return Progress(
-            header.handoff_id,
-            header.tokens,
-            job.ready_tokens,
-            header.layout.encoded_bytes,
-            times.sent_raw_bytes,
-            times.sent_wire_bytes,
-        )
-
-    def _run(self) -> None:
-        try:
-            receipt: PushReceipt | CacheLinkError = self._client.push(
-                self.pump.frames(), deadline_s=self._deadline_s, cancelled=self._cancelled
-            )
-        except CacheLinkError as error:
-            receipt = error
-        except Exception:  # noqa: BLE001 - a thread's error must reach its caller
-            _log.exception("push_failed")
-            receipt = InternalError("the push failed; see the sender's log")
-        self.ended_s = time.monotonic()
-        self._result.put(receipt)
-
-    def _cancelled(self) -> bool:
-        return self._given_up.is_set() or self._call.cancelled()
+    def planned(self, ended_s: float) -> _Planned:
+        """What the receipt says of the plan, if there was one."""
+        if self.plan is None:
+            return {}
+        took_s = ended_s - self.began_s
+        plan = msgspec.structs.replace(self.plan, took_s=took_s)
+        return {"plan": plan, "recommendation": "transfer"}
 
 
 def _until_prefilled(job: PrefillJob, blank: Progress, call: Call) -> Iterator[Progress]:

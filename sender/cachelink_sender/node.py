@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from cachelink_core.config import DaemonConfig
 from cachelink_core.errors import CacheLinkError
 from cachelink_core.metrics import Role
+from cachelink_core.node.arrivals import NoArrivals
 from cachelink_core.node.base_node import BaseNode
-from cachelink_core.node.contexts import NoArrivals
 from cachelink_core.node.parts import NodeParts
 from cachelink_core.rpc.handlers import Call
 from cachelink_core.rpc.types import HandoffRequest, PrefixSource, Progress, Receipt
@@ -29,6 +29,7 @@ class SenderNode(BaseNode):
         prefixes = Prefixes(
             engine=parts.engine,
             store=parts.store,
+            measured=parts.measured,
             block_tokens=config.block_tokens,
             headroom_tokens=config.headroom_tokens,
         )
@@ -39,6 +40,7 @@ class SenderNode(BaseNode):
             prefixes=prefixes,
             peers=self._peers,
             metrics=parts.metrics,
+            measured=parts.measured,
             defaults=HandoffDefaults(
                 codec=config.codec,
                 stream=config.stream,

@@ -10,6 +10,7 @@ from cachelink_core.engine.base import Engine
 from cachelink_core.errors import CacheLinkError, HandoffAborted, InternalError
 from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.logs import logger
+from cachelink_core.node.measured import BlockClock
 
 _log = logger(__name__)
 
@@ -42,6 +43,7 @@ class PrefillJob:
         # An answer may be writing behind the prefix of a held cache just now.
         self.fresh_tokens = max(0, len(self.ids) - cache.length)
         self.started_s = time.monotonic()
+        self.clock = BlockClock(cache.length, len(self.ids), block_tokens)
         self._engine = engine
         self._changed = threading.Condition()
         self._ready_s = [self.started_s] * (
@@ -152,7 +154,8 @@ class PrefillJob:
                 self._done = True
                 self._changed.notify_all()
 
-    def _on_block(self, _block: int) -> None:
+    def _on_block(self, block: int) -> None:
+        self.clock(block)
         with self._changed:
             self._ready_s.append(time.monotonic())
             self._changed.notify_all()

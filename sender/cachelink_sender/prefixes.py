@@ -13,6 +13,7 @@ from cachelink_core.engine.store import CacheStore, Reservation, StoredCache
 from cachelink_core.errors import UnknownCache
 from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.manifest import MAPPER_NONE, pack_ids
+from cachelink_core.node.measured import Measured
 from cachelink_core.rpc.handlers import Call
 from cachelink_sender.prefill_job import PrefillJob, aborted
 
@@ -24,9 +25,16 @@ class Prefixes:
     """
 
     def __init__(
-        self, *, engine: Engine, store: CacheStore, block_tokens: int, headroom_tokens: int
+        self,
+        *,
+        engine: Engine,
+        store: CacheStore,
+        measured: Measured,
+        block_tokens: int,
+        headroom_tokens: int,
     ) -> None:
         """Binds the node's parts."""
+        self._measured = measured
         self._engine = engine
         self._store = store
         self._block_tokens = block_tokens
@@ -57,6 +65,18 @@ class Prefixes:
             yield name, job
         finally:
             job.leave()
+
+    def held_tokens(self, ids: tuple[int, ...], tenant: str) -> int:
+        """How many of ``ids`` need not be read: held, or being read for another request."""
+        name = self.name_of(ids, tenant)
+        if self._store.find(tenant, name) is not None:
+            return len(ids)
+        with self._lock:
+            running = self._running.get((tenant, name))
+        if running is not None:
+            return running.ready_tokens
+        beginning = self._store.longest_prefix(tenant, ids)
+        return 0 if beginning is None else len(beginning.ids)
 
     def name_of(self, ids: tuple[int, ...], tenant: str) -> str:
         """The name that the cache of ``ids`` has at this node."""
@@ -104,6 +124,7 @@ class Prefixes:
     ) -> None:
         with self._lock:
             self._running.pop((tenant, name), None)
+            self._measured.prefilled(job.clock.blocks)
             if job.error is not None:
                 reservation.release()
                 return

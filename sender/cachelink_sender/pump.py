@@ -37,6 +37,8 @@ class PumpTimes:
 
     reserved_at_s: float
     encode_s: float = 0.0
+    idle_s: float = 0.0
+    """The wire's waits for its next frame, after the first."""
     encoded_at_s: list[float] = field(default_factory=list)
     sent_at_s: list[float] = field(default_factory=list)
     prefilled_at_s: list[float] = field(default_factory=list)
@@ -95,14 +97,19 @@ class Pump:
         yield frames.encode_commit(seal)
 
     def _sent(self, made: Iterator[_Frame]) -> Iterator[bytes]:
+        taken_s = time.monotonic()
         for frame in made:
-            if not self.times.first_frame_at_s:
-                self.times.first_frame_at_s = time.monotonic()
+            now = time.monotonic()
+            if self.times.first_frame_at_s:
+                self.times.idle_s += now - taken_s
+            else:
+                self.times.first_frame_at_s = now
             yield frame.data
+            taken_s = time.monotonic()
             self.times.sent_raw_bytes += frame.raw_bytes
             self.times.sent_wire_bytes += frame.wire_bytes
             if frame.ends_block:
-                self.times.sent_at_s.append(time.monotonic())
+                self.times.sent_at_s.append(taken_s)
 
     def _made(self) -> Iterator[_Frame]:
         layout = self._header.layout

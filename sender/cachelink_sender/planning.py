@@ -1,0 +1,115 @@
+"""Which codec a handoff takes, or whether the receiver had better read the prefix itself."""
+
+from __future__ import annotations
+
+from cachelink_core.codec_spec import Trust, parse_codec
+from cachelink_core.engine.base import Engine, Prefix
+from cachelink_core.errors import InsufficientTrust
+from cachelink_core.identity import ModelIdentity
+from cachelink_core.manifest import MAPPER_NONE
+from cachelink_core.node.choosing import shape_of
+from cachelink_core.node.measured import Measured
+from cachelink_core.planner import TEXT, Job, Plan, Wanted, Way, choose, transfer_ways
+from cachelink_core.planner.readings import Load, measures_of
+from cachelink_core.rpc.transfer_client import TransferClient
+from cachelink_core.rpc.types import HandoffRequest
+from cachelink_sender.prefixes import Prefixes
+
+AUTO = "auto"
+"""The codec of a request that leaves the choice to the planner."""
+
+
+class HandoffPlanner:
+    """Decides from what this sender measured towards a receiver, and what that one says of itself."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        prefixes: Prefixes,
+        measured: Measured,
+        block_tokens: int,
+        expected_bytes_per_s: float,
+    ) -> None:
+        """Binds the node's parts.
+
+        Args:
+            engine: of the sender's model.
+            prefixes: what it holds already.
+            measured: what it decides on.
+            block_tokens: the prefill schedule.
+            expected_bytes_per_s: of a link over which nothing was sent yet.
+        """
+        self._identity: ModelIdentity = engine.identity
+        self._prefixes = prefixes
+        self._measured = measured
+        self._shape = shape_of(engine.identity, block_tokens)
+        self._expected_bytes_per_s = expected_bytes_per_s
+
+    def plan(
+        self, request: HandoffRequest, prefix: Prefix, tenant: str, client: TransferClient
+    ) -> Plan:
+        """Asks the receiver how fast and how busy it is, and picks a way.
+
+        Raises:
+            InsufficientTrust: no way is good enough for the request.
+            CacheLinkError: the receiver cannot be asked.
+        """
+        receiver = client.node_info()
+        same_model = receiver.identity == self._identity
+        tokens = len(prefix.ids)
+        job = Job(
+            shape=self._shape,
+            tokens=tokens,
+            held_tokens=self._prefixes.held_tokens(prefix.ids, tenant),
+            stream=request.stream,
+            questions=request.questions,
+        )
+        measures = measures_of(
+            self._measured.snapshot(),
+            receiver.measurements,
+            request.receiver,
+            # One answer alternates with a prefill at the receiver; the others go before it.
+            load=Load(link=receiver.transfers, receiver=max(0, receiver.answers - 1)),
+            expected_bytes_per_s=self._expected_bytes_per_s,
+            same_model=same_model,
+        )
+        wanted = Wanted(request.least_trust, request.max_error)
+        ways = transfer_ways(self._identity.dtype, mapped=is_mapped(request))
+        plan = choose((*ways, TEXT), job, measures, wanted)
+        if plan.chosen:
+            return plan
+        return self._unmeasured(ways, wanted, plan)
+
+    def _unmeasured(self, ways: tuple[Way, ...], wanted: Wanted, plan: Plan) -> Plan:
+        """The most exact way that is good enough, while there is nothing to predict from."""
+        dtype = self._identity.dtype
+        for way in ways:
+            if not wanted.refusal(way, dtype):
+                return Plan(
+                    chosen=way.name,
+                    why=f"nothing to predict from yet; {plan.why}",
+                    predictions=plan.predictions,
+                    assumed=plan.assumed,
+                )
+        raise InsufficientTrust(plan.why)
+
+
+def is_mapped(request: HandoffRequest) -> bool:
+    """Whether a request asks for a translation."""
+    return (request.mapper or MAPPER_NONE) != MAPPER_NONE
+
+
+def check_wanted(request: HandoffRequest, codec: str, dtype: str) -> None:
+    """Checks that a codec that was named is good enough for what else the request asks for.
+
+    Raises:
+        UnknownCodec: there is no such codec.
+        UnknownPacking: there is no such packing.
+        InsufficientTrust: it is not good enough.
+    """
+    parse_codec(codec)
+    least: Trust = request.least_trust
+    refused = Wanted(least, request.max_error).refusal(Way(codec, is_mapped(request)), dtype)
+    if refused:
+        raise InsufficientTrust(f"codec {codec}: {refused}")

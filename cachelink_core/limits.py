@@ -72,8 +72,9 @@ MAX_STOP_STRINGS: Final = 16
 MAX_TEMPERATURE: Final = 100.0
 """Beyond it every token is equally likely; a larger number is a mistake."""
 
-MAX_LOGPROBS: Final = 20
-"""Alternatives reported a token: each costs a sort of the vocabulary and bytes of every delta."""
+MAX_LOGPROBS: Final = 256
+"""Alternatives reported a token: each costs bytes of every delta. Enough for the whole distribution
+of a small vocabulary, which a comparison of caches by KL needs."""
 
 MAX_ID_CHARS: Final = 128
 """Handoff ids, cache ids, tenants: they end up in logs and tables."""

@@ -13,6 +13,7 @@ from cachelink_core.cli.connection import JsonOption
 from cachelink_core.cli.demo.arms import Demonstration
 from cachelink_core.cli.demo.checks import check_exits, check_rows
 from cachelink_core.cli.demo.daemons import ended_by_sigterm, two_nodes
+from cachelink_core.cli.demo.pair import PairReport, run_pair
 from cachelink_core.cli.demo.plan import MODEL, Plan, make_plan
 from cachelink_core.cli.demo.prepare import prepare
 from cachelink_core.cli.demo.progress import Steps
@@ -45,6 +46,13 @@ def demo(
     cache_dir: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where converted models are kept.")
     ] = None,
+    pair: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FOLDER",
+            help="Two different models instead: bench/models/NAME, or a folder.",
+        ),
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
     """Start both daemons on this machine and hand one document's cache over in every way.
@@ -52,6 +60,9 @@ def demo(
     Asks the same question each time and compares with reading the text again. Exits 1 if a claim
     does not hold.
     """
+    if pair is not None:
+        _show(run_pair(pair, quiet=json_output), json_output)
+        return
     plan = make_plan(
         model=model,
         document=None if document is None else (document, read_text(document)),
@@ -62,7 +73,10 @@ def demo(
         cache_dir=cache_dir,
         threads=threads,
     )
-    report = run(plan, quiet=json_output)
+    _show(run(plan, quiet=json_output), json_output)
+
+
+def _show(report: Report | PairReport, json_output: bool) -> None:
     if json_output:
         print_json(report.document())
     else:

@@ -183,7 +183,12 @@ class Nodes:
 
 
 @contextmanager
-def two_nodes(options: Sequence[str]) -> Iterator[Nodes]:
+def two_nodes(
+    options: Sequence[str],
+    *,
+    sender_options: Sequence[str] = (),
+    receiver_options: Sequence[str] = (),
+) -> Iterator[Nodes]:
     """Starts a receiver and a sender on loopback, ports picked by the system.
 
     The sender's list must name the receiver's port, which is known only once the receiver is there.
@@ -191,6 +196,8 @@ def two_nodes(options: Sequence[str]) -> Iterator[Nodes]:
 
     Args:
         options: of both command lines, such as ``--model.name``.
+        sender_options: of the sender's alone.
+        receiver_options: of the receiver's alone.
 
     When anything in the ``with`` fails, the ends of both logs go to standard error.
 
@@ -203,12 +210,15 @@ def two_nodes(options: Sequence[str]) -> Iterator[Nodes]:
         logs = Path(folder)
         with (
             DaemonProcess(
-                "receiver", "cachelink_receiver", [*ports, *options], logs / "receiver.log"
+                "receiver",
+                "cachelink_receiver",
+                [*ports, *options, *receiver_options],
+                logs / "receiver.log",
             ) as receiver,
             DaemonProcess(
                 "sender",
                 "cachelink_sender",
-                ["--config", "/dev/stdin", *ports, *options],
+                ["--config", "/dev/stdin", *ports, *options, *sender_options],
                 logs / "sender.log",
             ) as sender,
         ):

@@ -1,4 +1,4 @@
-"""``cachelink train`` and ``cachelink gate``. Nothing heavy is imported before a command runs."""
+"""``cachelink train``, ``gate`` and ``convert``. Nothing heavy is imported before a command runs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 train_app = typer.Typer(help="Train the residual of a mapper through the frozen receiver.")
 gate_app = typer.Typer(help="Judge a mapper on held-out text, and write the result into its card.")
+convert_app = typer.Typer(help="Make training lines of a public data set.")
 
 MapperOption = Annotated[Path, typer.Option(help="Folder of the mapper.")]
 SenderOption = Annotated[str, typer.Option(help="Model whose cache is read.")]
@@ -169,6 +170,30 @@ def gate_command(
     Console(stderr=True).print(gate_table(card.gate))
     if not card.gate.passed:
         raise typer.Exit(1)
+
+
+@convert_app.callback(invoke_without_command=True)
+def convert_command(
+    name: Annotated[
+        str,
+        typer.Option(
+            "--as",
+            help="commonsense_qa, cosmos_qa, squad_v2, drop, multidoc2dial, contract_nli or "
+            "long_align.",
+        ),
+    ],
+    source: Annotated[str, typer.Option(help="JSONL of rows, or a data set on the hub.")],
+    out: Annotated[Path, typer.Option(help="JSONL for cachelink train, replaced.")],
+    limit: Annotated[int, typer.Option(min=0, help="Lines at most; 0 for all.")] = 0,
+    max_chars: Annotated[
+        int, typer.Option(min=0, help="Longest prefix in characters; 0 for any.")
+    ] = 0,
+) -> None:
+    """Make training lines (prefix, query, continuation) of a public data set's rows."""
+    from cachelink_core.fit.converters import convert
+
+    count = convert(name, source, out, limit=limit or None, max_chars=max_chars or None)
+    Console(stderr=True).print(f"{out}: {count} lines")
 
 
 def gate_table(gate: GateRecord) -> Table:

@@ -3,9 +3,11 @@
 import json
 
 import pytest
+from typer.testing import CliRunner
 
 from cachelink_core.errors import ConfigError, InvalidRequest
 from cachelink_core.fit.converters import CONVERTERS, NO_ANSWER, convert
+from cachelink_core.fit.train_commands import convert_app
 
 ROWS = {
     "commonsense_qa": {
@@ -165,3 +167,11 @@ def test_bad_sources(tmp_path):
     empty = {**ROWS["drop"], "answers_spans": {"spans": [], "types": []}}
     with pytest.raises(InvalidRequest, match="no row gave a line"):
         convert("drop", str(written(tmp_path, empty)), tmp_path / "out")
+
+
+def test_the_command(tmp_path):
+    source, out = written(tmp_path, ROWS["drop"], ROWS["drop"]), tmp_path / "out.jsonl"
+    arguments = ["--as", "drop", "--source", str(source), "--out", str(out), "--limit", "1"]
+    result = CliRunner().invoke(convert_app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert len(out.read_text().splitlines()) == 1

@@ -130,7 +130,8 @@ def _gate_text() -> str:
 
 
 def _moves_table(figures: dict[str, Any]) -> str:
-    head = ["mapper", "error K", "error V", "RMS Δ/Ridge K", "V", "cos(Δ, missing) K", "V"]
+    head = ["mapper", "error K", "error V"]
+    head += [f"{what} {kind}" for what in ("RMS(Δ)/RMS(Ridge)", "cos(Δ, missing)") for kind in "KV"]
     rows = []
     for name, found in figures["mappers"].items():
         told = found["gate"]["reported"]

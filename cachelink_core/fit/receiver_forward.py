@@ -192,5 +192,7 @@ def given_cache(caches: Sequence[RowCache]) -> Any:
 
 
 def _stacked(rows: Sequence[Tensor], tokens: int) -> Tensor:
-    """``[H, T_b, D]`` rows → ``[B, H, T, D]``, zeros in front."""
+    """``[H, T_b, D]`` rows → ``[B, H, T, D]``, zeros in front; one row alone is not copied."""
+    if len(rows) == 1:
+        return rows[0].unsqueeze(0)
     return torch.stack([functional.pad(row, (0, 0, tokens - row.shape[1], 0)) for row in rows])

@@ -11,6 +11,7 @@ from cachelink_core.errors import (
     IdentityMismatch,
     LinkError,
     PeerGone,
+    UnsupportedVersion,
 )
 from cachelink_core.identity import ModelIdentity, diff
 from cachelink_core.rpc.client import NodeInfo, ReceiverClient, SenderClient
@@ -68,12 +69,11 @@ def find_pair(sender: str, receiver: str, receiver_name: str = "") -> Pair:
 
 def _ping(client: SenderClient | ReceiverClient, role: str) -> NodeInfo:
     try:
-        info = client.ping(deadline_s=PROBE_DEADLINE_S)
+        return client.ping(deadline_s=PROBE_DEADLINE_S)
     except LinkError as error:
         raise PeerGone(f"--{role} {client.address} cannot be reached: {error}") from error
-    if info.role != role:
-        raise ConfigError(f"--{role} {client.address} is a {info.role}")
-    return info
+    except UnsupportedVersion as error:  # it has no such method
+        raise ConfigError(f"--{role} {client.address} is no {role}: {error}") from error
 
 
 def _name(known: tuple[str, ...], wanted: str) -> str:

@@ -1,0 +1,224 @@
+"""Two hosts on this machine: the link is what it says, and nothing of it stays. Needs root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cachelink_bench import __main__ as bench
+from cachelink_bench.emulation.namespaces import ADDRESSES, SIDES, emulated_link, leftovers
+from cachelink_bench.emulation.probes import echo_s, iperf_gbit
+from cachelink_bench.emulation.spec import LinkSpec, parse_link
+from cachelink_bench.emulation.tools import run_tool
+from cachelink_bench.two_node.results import read_results
+from cachelink_core.engine.loading import load_engine
+from cachelink_core.errors import ConfigError, InternalError
+from cachelink_core.testing.tiny_models import save_tiny
+
+ROOT = Path(__file__).parents[2]
+START_S = 120.0
+
+missing = [tool for tool in ("ip", "tc", "iperf3") if shutil.which(tool) is None]
+as_root = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
+    pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}"),
+]
+
+
+@pytest.fixture
+def before():
+    """Namespaces that are there already; after the test there are no others."""
+    held = leftovers()
+    yield held
+    assert set(leftovers()) <= set(held)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("emulation") / "model"
+    save_tiny("llama", folder)
+    load_engine(str(folder), device="cpu")  # so that the daemons find its digest
+    return folder
+
+
+def with_marks(*marks):
+    def mark(test):
+        for one in marks:
+            test = one(test)
+        return test
+
+    return mark
+
+
+@with_marks(*as_root)
+@pytest.mark.parametrize("rate", ["100mbit", "1gbit"])
+def test_a_link_carries_its_rate_and_no_more(before, rate):
+    spec = parse_link(rate)
+    with emulated_link(spec) as link:
+        assert set(link.namespaces.values()) <= set(leftovers()) - set(before)
+        found_gbit = iperf_gbit(link, seconds=1)
+        wanted_gbit = spec.rate_bits / 1e9
+        # Above the rate by what the bucket held at the start; below it by headers, and when the
+        # machine is busy.
+        assert 0.5 * wanted_gbit < found_gbit < 1.1 * wanted_gbit
+        assert echo_s(link) < 0.05
+        for side in SIDES:
+            shown = run_tool(*link.within(side), "ip", "-brief", "address")
+            assert ADDRESSES[side] in shown
+    assert ADDRESSES["sender"] not in run_tool("ip", "-brief", "address")
+
+
+@with_marks(*as_root)
+def test_what_runs_on_a_link_ends_with_it(before):
+    def fail():
+        with emulated_link(parse_link("10mbit")) as link:
+            child = subprocess.Popen([*link.within("receiver"), "sleep", "60"])
+            children.append(child)
+            while not run_tool("ip", "netns", "pids", link.namespaces["receiver"]).split():
+                time.sleep(0.01)
+            raise InternalError("as something fails")
+
+    children: list[subprocess.Popen[bytes]] = []
+    with pytest.raises(InternalError, match="as something fails"):
+        fail()
+    assert children[0].wait(5) == -signal.SIGKILL
+
+
+@with_marks(*as_root)
+def test_a_link_that_cannot_be_made_leaves_nothing(before):
+    spec = LinkSpec("odd", rate_bits=0)
+    with pytest.raises(InternalError, match="tc -n "), emulated_link(spec):
+        raise AssertionError("there is no link of no rate")
+
+
+@pytest.mark.slow
+@with_marks(*as_root)
+def test_the_benchmark_runs_between_two_emulated_hosts(before, model, tmp_path):
+    argv = ["--emulate", "100mbit", "--model", str(model), "--contexts", "1k", "--documents", "1"]
+    argv += ["--representations", "text,native,int4", "--repeats", "2", "--decode", "4"]
+    assert bench.main(["two-node", *argv, "--threads", "1", "--out", str(tmp_path)]) == 0
+    results = read_results(tmp_path / "two-node.json")
+    assert results.link is not None
+    assert 0.05 < results.link.iperf_before_gbit < 0.11
+    assert 0.05 < results.link.iperf_after_gbit < 0.11
+    rows = {row.representation: row for row in results.rows}
+    native = rows["native"].metrics
+    # At 100 Mb/s the megabytes of a native cache take most of the time, and the link is full.
+    assert 0.04 < native["gbit_per_s"].median < 0.12
+    assert rows["int4"].metrics["payload_bytes"].median < 0.4 * native["payload_bytes"].median
+    assert rows["native"].equal == rows["native"].compared == 2
+    assert "iperf3 before 0.0" in (tmp_path / "two-node.md").read_text()
+
+
+@pytest.mark.slow
+@with_marks(*as_root)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_benchmark_that_is_stopped_leaves_runs_and_nothing_else(before, model, tmp_path, number):
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    argv = ["--emulate", "100mbit", "--model", str(model), "--contexts", "1k"]
+    argv += ["--repeats", "500", "--threads", "1", "--out", str(tmp_path / "out")]
+    log = tmp_path / "out" / "two-node.runs.jsonl"
+    with _started(argv, folder) as process:
+        deadline_s = time.monotonic() + START_S
+        while not log.exists() or log.read_bytes().count(b"\n") < 3:
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+        (name,) = [n for n in leftovers() if n.endswith(f"{process.pid}-receiver")]
+        daemons = run_tool("ip", "netns", "pids", name).split()
+        assert daemons
+        process.send_signal(number)
+        assert process.wait(60) == (130 if number == signal.SIGINT else 143)
+        said = process.stderr.read()
+    assert "Traceback" not in said
+    assert not any(Path(f"/proc/{pid}").exists() for pid in daemons)
+    assert list(folder.iterdir()) == []
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [log.name]
+
+
+@with_marks(*as_root)
+def test_without_root_it_is_one_clear_line(tmp_path):
+    script = (
+        "import os, sys\n"
+        "from cachelink_bench.two_node.command import main\n"
+        "os.setuid(65534)\n"
+        "sys.exit(main(['--emulate', '1gbit', '--out', sys.argv[1]]))\n"
+    )
+    done = _run([sys.executable, "-c", script, str(tmp_path / "out")])
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "cachelink-bench two-node: --emulate makes network namespaces, which needs root"
+    ]
+
+
+@with_marks(*as_root)
+@pytest.mark.parametrize("tool", ["ip", "tc", "iperf3"])
+def test_a_missing_tool_is_named_with_its_package(before, tmp_path, monkeypatch, capsys, tool):
+    for other in {"ip", "tc", "iperf3"} - {tool}:
+        (tmp_path / other).symlink_to(shutil.which(other))
+    with monkeypatch.context() as changed:
+        changed.setenv("PATH", str(tmp_path))
+        assert bench.main(["two-node", "--emulate", "1gbit", "--out", str(tmp_path / "out")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    package = "iperf3" if tool == "iperf3" else "iproute2"
+    assert f"--emulate needs {tool}, which is not here (Debian: {package})" in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fast",), "--emulate is 'fast'"),
+        (("10kbit",), "--emulate is '10kbit'"),
+        (("1gbit", "fast"), "--delay: "),
+        (("1gbit", "2s"), "--delay is '2s'"),
+        (("1gbit", "0s", "100"), "--loss is '100'"),
+        (("1gbit", "0s", "nan"), "--loss is 'nan'"),
+        (("1gbit", "0s", "some"), "--loss is 'some'"),
+    ],
+)
+def test_a_wrong_link_is_an_error_that_names_the_option(arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        parse_link(*arguments)
+
+
+def test_a_link_is_read_from_its_options():
+    spec = parse_link("10gbit", "0.2ms", "0.5%")
+    assert (spec.rate_bits, spec.delay_s, spec.loss_percent) == (10**10, 0.0002, 0.5)
+    assert spec.burst_bytes == 2_500_000
+    assert parse_link("2.5MBIT").rate_bits == 2_500_000
+
+
+def _started(argv: list[str], folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "cachelink_bench", "two-node", *argv]
+    return subprocess.Popen(
+        command,
+        env=_environment() | {"TMPDIR": str(folder)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+    )
+
+
+def _environment() -> dict[str, str]:
+    parts = [str(ROOT / part) for part in ("", "sender", "receiver", "bench")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(parts), "OMP_NUM_THREADS": "1"}

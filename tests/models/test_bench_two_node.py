@@ -1,0 +1,242 @@
+"""``cachelink-bench two-node`` between two real daemons, on a tiny model."""
+
+from __future__ import annotations
+
+import csv
+import json
+import socket
+
+import pytest
+
+from cachelink_bench import __main__ as bench
+from cachelink_bench.two_node.corpus import Corpus
+from cachelink_bench.two_node.plan import Plan, context_tokens
+from cachelink_bench.two_node.results import read_results
+from cachelink_bench.two_node.subjects import make_subjects
+from cachelink_core.errors import ConfigError
+from tests.loopback.nodes import pair_of, receiver_of, sender_of, tiny_engine
+
+pytestmark = pytest.mark.slow
+
+CONTEXTS = ("300", "1k")
+NAMES = ("text", "native", "native+zstd", "int4")
+DECODE = 5
+FIRST_SENTENCES = [
+    "The watchword of the archive at Lorstow is Bardorvek.",
+    "Between Torford and Ulthorpe lies a grey meadow where 57 sheep graze in late autumn.",
+]
+"""Of the seed "8k 0": recorded results name documents by their number, so these must not change."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("two-node")
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    return tiny_engine(folder, "llama")
+
+
+@pytest.fixture(scope="module")
+def pair(folder, engine):
+    with pair_of(engine, tiny_engine(folder, "llama")) as pair:
+        yield pair
+
+
+def options(pair, folder, out, **changed) -> list[str]:
+    given = {
+        "sender": pair.ask_sender.address, "receiver": pair.ask_receiver.address,
+        "model": folder / "llama-float32", "contexts": ",".join(CONTEXTS),
+        "representations": ",".join(NAMES), "documents": 2, "repeats": 2, "decode": DECODE,
+        "out": out, **changed,
+    }  # fmt: skip
+    return ["two-node", *(str(x) for k, v in given.items() for x in (f"--{k}", v))]
+
+
+@pytest.fixture(scope="module")
+def ran(pair, folder):
+    out = folder / "out"
+    assert bench.main([*options(pair, folder, out), "--serial"]) == 0
+    return out
+
+
+def error_of(capsys, argv: list[str], status: int = 1) -> str:
+    assert bench.main(argv) == status
+    (line,) = capsys.readouterr().err.splitlines()
+    return line.removeprefix("cachelink-bench two-node: ")
+
+
+def test_every_row_has_every_run_and_every_time(ran):
+    results = read_results(ran / "two-node.json")
+    assert [(r.context, r.representation) for r in results.rows] == [
+        (context, name) for context in CONTEXTS for name in NAMES
+    ]
+    assert len(results.runs) == len(CONTEXTS) * 2 * (1 + 2 * len(NAMES))
+    for row in results.rows:
+        assert row.runs == row.compared == 4
+        assert all(len(spread.runs) == 4 for spread in row.metrics.values())
+        moved = row.representation != "text"
+        for name in ("send_s", "load_s", "install_s", "gbit_per_s", "serial_s"):
+            assert (name in row.metrics) == moved
+        assert (row.metrics["remote_prefill_s"].median > 0) == (not moved)
+        assert 0 < row.metrics["first_token_s"].median < row.metrics["round_trip_s"].median
+        if row.representation.startswith(("text", "native")):
+            assert row.equal == 4
+    assert [item.context for item in results.prefills] == list(CONTEXTS)
+    assert all(len(item.seconds.runs) == 2 for item in results.prefills)
+
+
+def test_phases_of_one_clock_stay_within_the_clients_round_trip(ran):
+    for run in read_results(ran / "two-node.json").runs:
+        if run.ids:
+            assert len(run.ids) == DECODE
+            handoff_s = run.handoff.get("total", 0.0)
+            assert handoff_s + run.answer["total"] <= run.round_trip_s
+            parts = ("wait", "queue", "prefix", "query_prefill", "decode")
+            assert sum(run.answer.get(part, 0.0) for part in parts) <= run.answer["total"]
+            if run.handoff:
+                assert run.handoff["reserve"] + run.handoff["send"] <= handoff_s
+
+
+def test_the_table_and_the_csv_hold_the_same_runs(ran):
+    report = (ran / "two-node.md").read_text()
+    assert "| 1k (" in report
+    assert "text → remote prefill" in report
+    assert "native fp32+zstd" in report
+    assert "round trip, serial" in report
+    with (ran / "two-node.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    runs = read_results(ran / "two-node.json").runs
+    assert [float(line["round_trip_s"]) for line in lines] == pytest.approx(
+        [run.round_trip_s for run in runs]
+    )
+    assert [line["representation"] for line in lines] == [run.representation for run in runs]
+
+
+def test_nothing_stays_in_either_node(ran, pair):
+    for client in (pair.ask_sender, pair.ask_receiver):
+        listed = client.caches()
+        assert listed.caches == ()
+        assert listed.reserved_bytes == 0
+
+
+def test_the_documents_fill_their_class_and_are_recorded(ran, engine):
+    for document in read_results(ran / "two-node.json").documents:
+        total = document.tokens + document.question_tokens + DECODE
+        assert context_tokens(document.context) - 150 < total <= context_tokens(document.context)
+        assert len(document.text_digest) == len(document.ids_digest) == 64
+    plan = Plan(contexts=CONTEXTS, documents=2, decode=DECODE)
+    subjects, _ = make_subjects(plan, engine.tokens, 8192)
+    recorded = read_results(ran / "two-node.json").documents
+    assert [d.text_digest for d in recorded] == [s.text_digest for s in subjects[1:]]
+
+
+def test_an_interrupted_run_goes_on(ran, pair, folder, tmp_path, capsys):
+    whole = (ran / "two-node.runs.jsonl").read_bytes().split(b"\n")
+    log = tmp_path / "two-node.runs.jsonl"
+    # The last whole line is the 12th run; half a line follows, as when a process is killed.
+    log.write_bytes(b"\n".join(whole[:13]) + b"\n" + whole[13][:40])
+    argv = [*options(pair, folder, tmp_path), "--serial"]
+    assert "12 runs; --resume" in error_of(capsys, argv)
+    assert "decode 5, this run 6" in error_of(
+        capsys, [*options(pair, folder, tmp_path, decode=6), "--serial", "--resume"]
+    )
+    assert bench.main([*argv, "--resume"]) == 0
+    lines = log.read_bytes().split(b"\n")
+    assert lines[:13] == whole[:13]
+    assert len(lines) == len(whole)
+    key = ("context", "document", "repeat", "representation")
+    held, again = ([json.loads(x) for x in y[1:-1]] for y in (whole, lines))
+    assert [[r[k] for k in key] for r in held] == [[r[k] for k in key] for r in again]
+    assert [r["ids"] for r in held] == [r["ids"] for r in again]
+
+
+def test_runs_of_another_version_are_refused(ran, pair, folder, tmp_path, capsys):
+    log = tmp_path / "two-node.runs.jsonl"
+    data = (ran / "two-node.runs.jsonl").read_bytes()
+    log.write_bytes(data.replace(b"cachelink-two-node-1", b"cachelink-two-node-0"))
+    line = error_of(capsys, [*options(pair, folder, tmp_path), "--serial", "--resume"])
+    assert "format is 'cachelink-two-node-0'" in line
+
+
+def test_a_node_that_is_not_there_is_named(pair, folder, tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = f"127.0.0.1:{taken.getsockname()[1]}"
+    for role in ("sender", "receiver"):
+        line = error_of(capsys, options(pair, folder, tmp_path / "out", **{role: free}))
+        assert line.startswith(f"--{role} {free} cannot be reached")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_receiver_of_another_model_is_refused_before_anything_moves(
+    engine, folder, tmp_path, capsys
+):
+    other = tiny_engine(folder, "qwen3")
+    with (
+        receiver_of(other) as receiver,
+        sender_of(engine, {"other": receiver.addresses["grpc"]}) as sender,
+    ):
+        argv = ["--sender", sender.addresses["grpc"], "--receiver", receiver.addresses["grpc"]]
+        capsys.readouterr()  # what the daemons said at their start
+        line = error_of(capsys, ["two-node", *argv, "--out", str(tmp_path / "out")])
+    assert "architecture: ours Qwen3ForCausalLM, theirs LlamaForCausalLM" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_receiver_that_the_sender_does_not_list_is_an_error(pair, folder, tmp_path, capsys):
+    line = error_of(capsys, options(pair, folder, tmp_path, **{"receiver-name": "elsewhere"}))
+    assert "no 'elsewhere'; it knows local" in line
+    swapped = {"sender": pair.ask_receiver.address}
+    argv = options(pair, folder, tmp_path, **swapped)
+    assert error_of(capsys, argv).startswith(f"--sender {pair.ask_receiver.address} is no sender")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"contexts": "8q"}, "'8q'"),
+        ({"contexts": "2k,2k"}, "2k,2k"),
+        ({"contexts": "40"}, "no sentence"),
+        ({"contexts": "512k"}, "window"),
+        ({"representations": "text,int5"}, "'int5'"),
+        ({"documents": 0}, "documents is 0"),
+        ({"decode": 0}, "decode is 0"),
+    ],
+)
+def test_wrong_values_are_one_clear_line(pair, folder, tmp_path, capsys, changed, words):
+    assert words in error_of(capsys, options(pair, folder, tmp_path / "out", **changed))
+    assert not (tmp_path / "out").exists()
+
+
+def test_either_two_daemons_or_a_link_to_emulate(capsys):
+    for argv in (
+        [],
+        ["--sender", "a:1"],
+        ["--sender", "a:1", "--receiver", "b:2", "--emulate", "1gbit"],
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            bench.main(["two-node", *argv])
+        assert "give --sender and --receiver, or --emulate" in capsys.readouterr().err
+
+
+def test_a_class_beyond_the_window_is_left_out_with_the_reason(engine):
+    plan = Plan(contexts=("300", "2k"), documents=1, decode=DECODE)
+    subjects, left_out = make_subjects(plan, engine.tokens, 2000)
+    assert {s.context for s in subjects} == {"warm-up", "300"}
+    assert [(x.context, x.reason) for x in left_out] == [
+        ("2k", "2048 tokens exceed the model's window of 2000")
+    ]
+    with pytest.raises(ConfigError, match="2048 tokens exceed"):
+        make_subjects(Plan(contexts=("2k",)), engine.tokens, 2000)
+
+
+def test_a_corpus_is_the_same_for_the_same_seed_and_states_its_answer_once():
+    one, same, other = Corpus("8k 0"), Corpus("8k 0"), Corpus("8k 1")
+    first = [text for text, _ in zip(one.sentences(), range(500), strict=False)]
+    assert first == [text for text, _ in zip(same.sentences(), range(500), strict=False)]
+    assert sum(one.watchword in text for text in first) == 1
+    assert one.watchword in first[0]
+    assert next(other.sentences()) != first[0]
+    assert first[:2] == FIRST_SENTENCES
+    assert len(set(first)) > 490

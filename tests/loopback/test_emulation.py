@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from cachelink_bench import __main__ as bench
-from cachelink_bench.emulation.namespaces import ADDRESSES, SIDES, emulated_link, leftovers
+from cachelink_bench.emulation.namespaces import (
+    ADDRESSES,
+    SIDES,
+    emulated_link,
+    has_netem,
+    leftovers,
+)
 from cachelink_bench.emulation.probes import echo_s, iperf_gbit
 from cachelink_bench.emulation.spec import LinkSpec, parse_link
 from cachelink_bench.emulation.tools import run_tool
@@ -73,6 +79,28 @@ def test_a_link_carries_its_rate_and_no_more(before, rate):
             shown = run_tool(*link.within(side), "ip", "-brief", "address")
             assert ADDRESSES[side] in shown
     assert ADDRESSES["sender"] not in run_tool("ip", "-brief", "address")
+
+
+@with_marks(*as_root)
+def test_a_delay_is_added_each_way(before):
+    with emulated_link(parse_link("1gbit", "20ms")) as link:
+        assert 0.04 <= echo_s(link) < 0.06
+        assert "netem" in link.shaper or "TUN" in link.shaper
+
+
+@with_marks(*as_root)
+def test_packets_are_lost_where_the_kernel_can_and_it_is_refused_where_not(before):
+    with emulated_link(parse_link("1gbit")) as link:
+        able = has_netem(link.namespaces["sender"])
+    if able:
+        with emulated_link(parse_link("1gbit", "0s", "5%")) as link:
+            sent = [*link.within("sender"), "ping", "-q", "-i", "0.002", "-c", "500"]
+            said = _run([*sent, ADDRESSES["receiver"]]).stdout
+            assert " 0% packet loss" not in said
+        return
+    wanted = emulated_link(parse_link("1gbit", "0s", "5%"))
+    with pytest.raises(ConfigError, match="--loss needs netem"), wanted:
+        raise AssertionError("there is no such link")
 
 
 @with_marks(*as_root)

@@ -1,10 +1,12 @@
-"""Two namespaces, a veth pair between them, shaped at both ends; all of it removed at the end.
+"""Two namespaces and a link between them, shaped at both ends; all of it is removed at the end.
 
     sender's namespace                                receiver's namespace
       link0 10.213.77.1  ──tbf──▶            ◀──tbf──  link0 10.213.77.2
 
-Both ends are made within the namespaces, so this machine's own network has nothing of them, and
-removing a namespace removes its end, and with it the other one.
+The link is a veth pair, with netem where it shall delay or lose packets, or two TUN devices with a
+delaying process between them where the kernel has no netem. Both ends are made within the
+namespaces, so this machine's own network has nothing of them, and removing a namespace removes its
+end, and with it the other one.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from cachelink_bench.emulation.delay_line import MTU, delay_line
 from cachelink_bench.emulation.spec import LinkSpec
 from cachelink_bench.emulation.tools import check_tools, run_tool, try_tool
 from cachelink_core.errors import ConfigError, InternalError
@@ -43,7 +46,7 @@ class EmulatedLink:
     Attributes:
         spec: what it is like.
         namespaces: by side.
-        shaper: the queueing disciplines at each end.
+        shaper: what limits, delays or drops packets at each end.
     """
 
     spec: LinkSpec
@@ -70,8 +73,9 @@ def emulated_link(spec: LinkSpec) -> Iterator[EmulatedLink]:
     try:
         for name in names.values():
             run_tool("ip", "netns", "add", name)
-        shaper = _connect(spec, names)
-        yield EmulatedLink(spec, names, shaper)
+            run_tool("ip", "-n", name, "link", "set", "lo", "up")
+        with _connected(spec, names) as shaper:
+            yield EmulatedLink(spec, names, shaper)
     finally:
         with _undisturbed():
             for name in names.values():
@@ -85,43 +89,67 @@ def leftovers() -> list[str]:
     return [name for name in names if name.startswith(f"{_PREFIX}-")]
 
 
-def _connect(spec: LinkSpec, names: dict[Side, str]) -> str:
+def has_netem(name: str) -> bool:
+    """Whether the kernel has netem, or loads it when asked.
+
+    Args:
+        name: of a namespace, on whose loopback it is tried.
+    """
+    place = ("dev", "lo", "root", "netem")
+    if try_tool(["tc", "-n", name, "qdisc", "add", *place, "delay", "1ms"]).returncode:
+        return False
+    run_tool("tc", "-n", name, "qdisc", "delete", *place)
+    return True
+
+
+@contextmanager
+def _connected(spec: LinkSpec, names: dict[Side, str]) -> Iterator[str]:
+    """Connects the namespaces by what the kernel has; gives the shapers in words."""
+    netem = spec.needs_netem and has_netem(names["sender"])
+    if spec.loss_percent and not netem:
+        raise ConfigError("--loss needs netem, which this kernel lacks (sch_netem)")
+    shaper = f"tbf, burst {spec.burst_bytes // 1024} KiB"
+    if spec.needs_netem and not netem:
+        with delay_line([names[side] for side in SIDES], _DEVICE, spec.delay_s) as line:
+            _bring_up(names, "mtu", str(MTU), "txqueuelen", "1000")
+            for name in names.values():
+                _limit_rate(spec, name, "root")
+            line.carry()
+            yield f"{shaper}; TUN delay line"
+        return
     here, there = (names[side] for side in SIDES)
     run_tool(
         "ip", "-n", here, "link", "add", _DEVICE, "type", "veth",
         "peer", "name", _DEVICE, "netns", there,
     )  # fmt: skip
-    for side in SIDES:
-        name = names[side]
+    _bring_up(names)
+    for name in names.values():
+        if netem:
+            _delay(spec, name)
+        _limit_rate(spec, name, *(("parent", "1:", "handle", "2:") if netem else ("root",)))
+    yield f"{shaper}; netem" if netem else shaper
+
+
+def _bring_up(names: dict[Side, str], *settings: str) -> None:
+    for side, name in names.items():
         run_tool("ip", "-n", name, "address", "add", f"{ADDRESSES[side]}/30", "dev", _DEVICE)
-        run_tool("ip", "-n", name, "link", "set", "lo", "up")
-        run_tool("ip", "-n", name, "link", "set", _DEVICE, "up")
-    _, words = (_shape(spec, names[side]) for side in SIDES)  # the same at both ends
-    return words
+        run_tool("ip", "-n", name, "link", "set", _DEVICE, *settings, "up")
 
 
-def _shape(spec: LinkSpec, name: str) -> str:
-    """Shapes what one namespace sends; returns the discipline in words."""
-    place = ["root"]
-    words = ""
-    if spec.needs_netem:
-        netem = [
-            "tc", "-n", name, "qdisc", "add", "dev", _DEVICE, "root", "handle", "1:", "netem",
-            "limit", "100000", "delay", f"{round(spec.delay_s * 1e6)}us",
-            "loss", f"{spec.loss_percent:g}%",
-        ]  # fmt: skip
-        done = try_tool(netem)
-        if done.returncode:
-            why = done.stderr.strip().rpartition("\n")[2]
-            raise ConfigError(f"--delay and --loss need netem, which this kernel lacks: {why}")
-        place = ["parent", "1:", "handle", "2:"]
-        words = "netem, "
+def _delay(spec: LinkSpec, name: str) -> None:
+    run_tool(
+        "tc", "-n", name, "qdisc", "add", "dev", _DEVICE, "root", "handle", "1:", "netem",
+        "limit", "100000", "delay", f"{round(spec.delay_s * 1e6)}us",
+        "loss", f"{spec.loss_percent:g}%",
+    )  # fmt: skip
+
+
+def _limit_rate(spec: LinkSpec, name: str, *place: str) -> None:
     run_tool(
         "tc", "-n", name, "qdisc", "add", "dev", _DEVICE, *place, "tbf",
         "rate", f"{spec.rate_bits}bit", "burst", str(spec.burst_bytes),
         "latency", f"{round(_QUEUE_S * 1e6)}us",
     )  # fmt: skip
-    return f"{words}tbf, burst {spec.burst_bytes // 1024} KiB"
 
 
 def _remove(name: str) -> None:

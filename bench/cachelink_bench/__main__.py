@@ -9,6 +9,8 @@ from typing import Final
 
 BENCHMARKS: Final = {
     "codecs": "bytes, divergence and speed of every codec on a real model's cache",
+    "transport": "what mapping a token costs, beside the bare GEMMs inside it",
+    "latency": "translating a ready cache beside reading the prefix again, to the first token",
     "loopback": "a handoff between two processes, beside bare gRPC and a raw socket",
     "two-node": "caches moved to another node, real or emulated, beside sending the text",
     "break-even": "figures of a two-node result: when moving beats re-reading, and after how often",

@@ -60,7 +60,9 @@ def test_re_reading_is_the_same_schedule_only_in_equal_blocks(engines):
     ) as pair:
         receipt = handed(pair)
         question = Question("When?")
-        cached = ids_of(pair.ask_receiver.answer(HeldCache(receipt.cache_id), question, sampling=GREEDY))
+        cached = ids_of(
+            pair.ask_receiver.answer(HeldCache(receipt.cache_id), question, sampling=GREEDY)
+        )
         again = pair.ask_receiver.answer(Document(TEXT), question, sampling=GREEDY)
         assert ids_of(again) == cached
         assert again.final.path == "recompute"
@@ -141,7 +143,7 @@ def test_least_trust(pair):
     receipt = handed(pair, codec="int8")
     context = HeldCache(receipt.cache_id)
     question = Question("When?")
-    with pytest.raises(errors.InsufficientTrust, match="lossy.*exact"):
+    with pytest.raises(errors.InsufficientTrust, match=r"lossy.*exact"):
         pair.ask_receiver.answer(context, question, least_trust="exact").text()
     answer = pair.ask_receiver.answer(
         context, question, least_trust="exact", on_failure="recompute", sampling=GREEDY
@@ -201,7 +203,9 @@ def test_an_answer_beyond_the_headroom_grows_or_is_refused(engines):
         receipt = handed(pair)
         before = pair.ask_receiver.caches()
         with pytest.raises(errors.HeadroomExceeded, match="room"):
-            pair.ask_receiver.answer(HeldCache(receipt.cache_id), Question("?"), sampling=long).text()
+            pair.ask_receiver.answer(
+                HeldCache(receipt.cache_id), Question("?"), sampling=long
+            ).text()
         assert pair.ask_receiver.caches().used_bytes == before.used_bytes
 
 
@@ -218,9 +222,7 @@ def test_an_evicted_cache_is_read_again_by_id(pair):
     pair.ask_receiver.evict(receipt.cache_id)
     with pytest.raises(errors.UnknownCache):
         pair.ask_receiver.answer(context, question).text()
-    answer = pair.ask_receiver.answer(
-        context, question, on_failure="recompute", sampling=GREEDY
-    )
+    answer = pair.ask_receiver.answer(context, question, on_failure="recompute", sampling=GREEDY)
     assert len(ids_of(answer)) == 12
     assert answer.final.path == "recompute"
 
@@ -242,7 +244,9 @@ def test_cancelling_stops_the_model_within_a_token(pair):
     settled = engine.model_tokens
     time.sleep(0.1)
     assert engine.model_tokens == settled
-    again = pair.ask_receiver.answer(HeldCache(receipt.cache_id), Question("When?"), sampling=GREEDY)
+    again = pair.ask_receiver.answer(
+        HeldCache(receipt.cache_id), Question("When?"), sampling=GREEDY
+    )
     assert len(ids_of(again)) == 12
 
 
@@ -308,7 +312,7 @@ def test_keep_at_the_receiver(pair):
 
 
 def test_a_held_prefix_that_grew_prefills_only_the_tail(pair):
-    short, long = IDS[:40], IDS[:40] + (9, 8, 7, 6, 5)
+    short, long = IDS[:40], (*IDS[:40], 9, 8, 7, 6, 5)
     pair.ask_sender.prefill(TokenIds(short))
     counted = pair.sender_engine.model_tokens
     receipt = handed(pair, TokenIds(long))

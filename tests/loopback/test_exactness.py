@@ -75,10 +75,7 @@ def assert_same_tensors(ours, theirs) -> None:
 def assert_same_continuation(pair, ours, theirs) -> None:
     """The logits of every step, bit for bit."""
     steps = [
-        [
-            step.logits
-            for step in engine.generate_steps(stored.cache, stored.ids, QUERY, SAMPLING)
-        ]
+        [step.logits for step in engine.generate_steps(stored.cache, stored.ids, QUERY, SAMPLING)]
         for engine, stored in ((pair.sender_engine, ours), (pair.receiver_engine, theirs))
     ]
     for stored in (ours, theirs):

@@ -146,7 +146,7 @@ def test_without_a_mapper_the_models_are_refused_by_name(planted, mapped_pair):
 def test_a_mapper_of_the_reverse_direction_does_not_start(planted):
     config = {"mappers": [str(planted.backward)], "allow_failed_gate": True}
     with (
-        pytest.raises(errors.ConfigError, match="another receiver.*weights_digest"),
+        pytest.raises(errors.ConfigError, match=r"another receiver.*weights_digest"),
         pair_of(planted.sender, planted.receiver, receiver_config=config),
     ):
         pass
@@ -156,7 +156,7 @@ def test_a_sender_that_no_mapper_reads_is_refused_by_name(planted):
     config = {"mappers": [str(planted.mapper)], "allow_failed_gate": True}
     with (
         pair_of(planted.receiver, planted.receiver, receiver_config=config) as pair,
-        pytest.raises(errors.IdentityMismatch, match="sender.weights_digest"),
+        pytest.raises(errors.IdentityMismatch, match=r"sender.weights_digest"),
     ):
         pair.ask_sender.handoff(TokenIds(IDS), "local", mapper="any")
 
@@ -176,7 +176,7 @@ def test_the_gate_decides(planted, tmp_path, passed):
     config = {"mappers": [str(tmp_path)]}
     with pair_of(planted.sender, planted.receiver, receiver_config=config) as pair:
         if not passed:
-            with pytest.raises(errors.IncompatiblePeer, match="FAILED.*allow_failed_gate"):
+            with pytest.raises(errors.IncompatiblePeer, match=r"FAILED.*allow_failed_gate"):
                 pair.ask_sender.handoff(TokenIds(IDS), "local", mapper="any")
             return
         receipt = pair.ask_sender.handoff(TokenIds(IDS), "local", mapper="any")
@@ -194,7 +194,7 @@ def test_a_changed_byte_of_the_artifact_is_named(planted, tmp_path):
     tensors.write_bytes(bytes(data))
     config = {"mappers": [str(tmp_path)], "allow_failed_gate": True}
     with (
-        pytest.raises(errors.ChecksumMismatch, match="ridge|position0"),
+        pytest.raises(errors.ChecksumMismatch, match=r"ridge|position0"),
         pair_of(planted.sender, planted.receiver, receiver_config=config),
     ):
         pass

@@ -28,9 +28,7 @@ SHORT = Sampling(max_new_tokens=4, ignore_eos=True)
 
 def test_with_every_slot_taken_control_calls_still_answer(engines):
     one = {"slots": {"transfers": 1, "answers": 1}}
-    with pair_of(
-        engines("llama"), engines("llama", side="receiver"), receiver_config=one
-    ) as pair:
+    with pair_of(engines("llama"), engines("llama", side="receiver"), receiver_config=one) as pair:
         receipt = pair.ask_sender.handoff(TokenIds(IDS), "local")
         parts = pair.receiver_node.parts
         with parts.transfers.take(), parts.answers.take():
@@ -86,13 +84,13 @@ def test_every_metric_moves(engines):
         context = HeldCache(receipt.cache_id)
         pair.ask_receiver.answer(context, TokenIds((5, 6)), sampling=SHORT).text()
         pair.ask_receiver.answer(Document("abc"), Question("?"), sampling=SHORT).text()
+        future = Offer(pair)
         with pytest.raises(errors.UnsupportedVersion):
-            offer = Offer(pair)
-            offer.reserve(offer.changed(min_reader_version=9))
+            future.reserve(future.changed(min_reader_version=9))
         offer = Offer(pair, "int4")
         offer.reserve()
+        messages = offer.messages()
         with pytest.raises(errors.MissingChunk):
-            messages = offer.messages()
             offer.push([messages[0], messages[-1]])
         expiring = Offer(pair, "int4+zstd", lease_s=1.0)
         expiring.reserve()

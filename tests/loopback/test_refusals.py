@@ -77,7 +77,7 @@ def test_wrong_geometry_is_refused_by_name(pair, untouched, change):
 def test_dtype_is_part_of_the_identity(pair, untouched):
     offer = Offer(pair)
     other = msgspec.structs.replace(offer.header.identity, dtype="float16")
-    with pytest.raises((errors.IdentityMismatch, errors.ManifestError), match="dtype|runs"):
+    with pytest.raises((errors.IdentityMismatch, errors.ManifestError), match=r"dtype|runs"):
         offer.reserve(offer.changed(identity=other))
 
 
@@ -197,9 +197,7 @@ STREAMS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("change", "error"), [s[1:] for s in STREAMS], ids=[s[0] for s in STREAMS]
-)
+@pytest.mark.parametrize(("change", "error"), [s[1:] for s in STREAMS], ids=[s[0] for s in STREAMS])
 def test_a_wrong_stream_publishes_nothing(pair, untouched, change, error):
     offer, messages = broken_push(pair, change)
     before = rejected(pair, "cachelink_chunk_rejected_total", error.reason)
@@ -269,7 +267,7 @@ def test_a_decompression_bomb_is_refused_before_it_costs_memory(pair, untouched)
     offer = Offer(pair, "int8+zstd")
     assert offer.header.packing == ZSTD
     offer.reserve()
-    messages = [m for m in offer.messages()]
+    messages = offer.messages()
     packed = [m for m in messages[1:-1] if frames.decode_frame(m).payload[0] != 0]
     assert packed, "no chunk was packed: the test would test nothing"
     at = messages.index(packed[0])

@@ -92,9 +92,7 @@ def test_a_slow_receiver_holds_the_encoder_within_four_blocks(pair, codec):
     chunks_per_block = len(offer.header.layout.block_chunks(0))
     ahead = []
     receiver = Stalled(pump.frames())
-    receiver.run(
-        0.005, lambda: ahead.append(session.recorded_chunks - max(0, receiver.taken - 1))
-    )
+    receiver.run(0.005, lambda: ahead.append(session.recorded_chunks - max(0, receiver.taken - 1)))
     assert session.recorded_chunks == offer.header.layout.chunk_count
     # The queue's bound and the one in each hand, whatever the size of the cache.
     assert max(ahead) <= 4 + 2

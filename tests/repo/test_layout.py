@@ -156,7 +156,8 @@ def test_the_ban_spares_what_is_harmless(source: str) -> None:
 
 
 def test_no_large_or_binary_weights_are_committed() -> None:
-    heavy = [p for p in tracked() if p.stat().st_size > 2 * 2**20]
+    """The models of our own scripts are small; what is larger belongs elsewhere."""
+    heavy = [p for p in tracked() if p.stat().st_size > 5_000_000]
     risky = [p for p in tracked() if p.suffix in {".pt", ".pth", ".pkl", ".ckpt", ".npy", ".npz"}]
     assert named(heavy) == []
     assert named(risky) == []

@@ -13,6 +13,7 @@ BENCHMARKS: Final = {
     "latency": "translating a ready cache beside reading the prefix again, to the first token",
     "loopback": "a handoff between two processes, beside bare gRPC and a raw socket",
     "two-node": "caches moved to another node, real or emulated, beside sending the text",
+    "planner": "every way timed on emulated links, beside what the planner picks",
     "break-even": "figures of a two-node result: when moving beats re-reading, and after how often",
 }
 """Name, which with ``_`` for ``-`` is the module's, and what it does. Each module has

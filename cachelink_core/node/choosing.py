@@ -19,14 +19,11 @@ from cachelink_core.engine.base import Engine, Prefix
 from cachelink_core.engine.header_memory import HeaderMemory
 from cachelink_core.engine.store import CacheStore
 from cachelink_core.errors import StillInTransfer
-from cachelink_core.identity import ModelIdentity
 from cachelink_core.node.arrivals import Arrivals, Arriving
 from cachelink_core.node.measured import Measured
 from cachelink_core.planner import (
     TEXT,
-    CacheShape,
     Job,
-    LayerShape,
     Link,
     Measures,
     Plan,
@@ -38,6 +35,7 @@ from cachelink_core.planner import (
 )
 from cachelink_core.planner.choice import decide
 from cachelink_core.planner.readings import measures_of
+from cachelink_core.planner.shape import shape_of
 from cachelink_core.rpc.handlers import Call
 from cachelink_core.rpc.types import AnswerRequest
 
@@ -105,7 +103,7 @@ class Chooser:
         self._answers = answers
         self._copies = copies
         self._dtype = engine.identity.dtype
-        self._shape = shape_of(engine.identity, block_tokens)
+        self._shape = shape_of(engine.identity.layers, engine.identity.dtype, block_tokens)
 
     def settle(self, name: str, request: AnswerRequest, wait_s: float, call: Call) -> Choice:
         """Waits as long as waiting is the best choice, and decides.
@@ -218,16 +216,3 @@ def refusal(request: AnswerRequest, trust: Trust, codec: str, dtype: str) -> str
     if trust != "exact":
         error = Way(codec, trust == "mapped").error_nats(dtype) if codec else None
     return Wanted(request.least_trust, request.max_error).refusal_of(trust, error)
-
-
-def shape_of(identity: ModelIdentity, block_tokens: int) -> CacheShape:
-    """The cache of a model, as the planner counts its bytes."""
-    layers: list[LayerShape] = []
-    for layer in identity.layers:
-        window = layer.window if layer.attention == "sliding" else 0
-        same = LayerShape(layer.kv_heads, layer.head_dim, window)
-        if layers and msgspec.structs.replace(layers[-1], count=1) == same:
-            layers[-1] = msgspec.structs.replace(layers[-1], count=layers[-1].count + 1)
-        else:
-            layers.append(same)
-    return CacheShape(tuple(layers), identity.dtype, block_tokens)

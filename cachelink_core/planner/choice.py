@@ -13,7 +13,8 @@ from cachelink_core.planner.predict import Prediction, predict
 from cachelink_core.planner.ways import TEXT, Way, trusts_less
 
 TIE_SHARE: Final = 0.02
-"""Ways predicted this close together are equally fast; the more exact one is taken."""
+"""Ways this close together, as a share of the time to the first token, are equally fast; the more exact
+one is taken."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -115,8 +116,9 @@ def _fastest(found: Sequence[Prediction]) -> Prediction | None:
     timed = [(p.total_s, p) for p in found if p.total_s is not None and not p.excluded]
     if not timed:
         return None
-    least = min(total for total, _ in timed)
-    close = [p for total, p in timed if total <= least * (1 + TIE_SHARE)]
+    least, best = min(timed, key=lambda each: each[0])
+    allowance = TIE_SHARE * (best.first_token_s or 0.0)
+    close = [p for total, p in timed if total <= least + allowance]
     return min(close, key=lambda p: p.way == TEXT.name)
 
 

@@ -1,9 +1,11 @@
 """From measured values to seconds: how long until the receiver's first token, by each way.
 
-A handoff is a pipeline over blocks: prefill → encode → link → load (and translate). With B equal blocks
-and stages of total time t_i it takes ``max t_i + (sum of the others) / B``: the slowest stage runs all
-the time, the others show only their first or last block. What must be waited for at the receiver's
-device runs beside the whole transfer, because a cache travels while others are answered.
+A handoff is a pipeline: prefill → encode → link → load (and translate). Encode, link and load pass on
+chunks: with C chunks and stages of total time t_i they take ``max t_i + (sum of the others) / C``, since
+the slowest runs all the time and the others show only their first or last chunk. Prefill passes on
+blocks: either it is the slowest and its last block follows, or its first block precedes the rest. What
+must be waited for at the receiver's device runs beside the whole transfer, because a cache travels while
+others are answered.
 """
 
 from __future__ import annotations
@@ -61,9 +63,8 @@ def predict(way: Way, job: Job, measures: Measures) -> Prediction:
     }
     if job.held_tokens < job.tokens:
         parts["sender_wait"] = measures.sender_queue.wait_s
-    blocks = job.shape.blocks(job.tokens)
     moved_s = parts["fixed"] + parts["allocate"] + parts["link_wait"]
-    moved_s += parts.get("sender_wait", 0.0) + _pipeline(stages, blocks, job)
+    moved_s += parts.get("sender_wait", 0.0) + _pipeline(stages, job)
     ready_s = max(moved_s, parts["receiver_wait"])
     return _finished(way, job, measures, ready_s, wire_bytes, parts)
 
@@ -133,14 +134,16 @@ def _stages(way: Way, job: Job, measures: Measures, wire_bytes: int) -> dict[str
     return stages
 
 
-def _pipeline(stages: dict[str, float], blocks: int, job: Job) -> float:
+def _pipeline(stages: dict[str, float], job: Job) -> float:
     """Seconds of all stages together. Load and translation share a thread: they are one stage."""
     if not job.overlap:
         return sum(stages.values())
-    lanes = [stages["encode"], stages["link"], stages["load"] + stages.get("map", 0.0)]
-    before_s = stages.get("prefill", 0.0)
-    if job.stream:
-        lanes.append(before_s)
-        before_s = 0.0
+    lanes = (stages["encode"], stages["link"], stages["load"] + stages.get("map", 0.0))
     slowest = max(lanes)
-    return before_s + slowest + (sum(lanes) - slowest) / blocks
+    rest_s = (sum(lanes) - slowest) / job.shape.chunks(job.tokens)
+    prefill_s = stages.get("prefill", 0.0)
+    if not job.stream:
+        return prefill_s + slowest + rest_s
+    last_s = slowest / job.shape.blocks(job.tokens)
+    first_s = prefill_s / max(1, job.shape.blocks(job.tokens - job.held_tokens))
+    return max(prefill_s + last_s, first_s + slowest) + rest_s

@@ -104,7 +104,7 @@ def measures_of(
         load: what is under way now.
         link_bytes_per_s: overrides the measured link.
         expected_bytes_per_s: of the link as configured, while nothing was sent.
-        same_model: whether the sender's prefill may stand in for a receiver's that was not measured.
+        same_model: whether one node's prefill may stand in for the other's that was not measured.
 
     Raises:
         InvalidRequest: nothing was sent over the link yet, and no rate is given.
@@ -118,6 +118,9 @@ def measures_of(
     if receiver_prefill is None and sender_prefill is not None and same_model:
         receiver_prefill = sender_prefill
         assumed.append("the receiver's prefill: as the sender's")
+    if sender_prefill is None and receiver_prefill is not None and same_model:
+        sender_prefill = receiver_prefill
+        assumed.append("the sender's prefill: as the receiver's")
     link = _link(ours, peer, link_bytes_per_s, expected_bytes_per_s, assumed)
     query = theirs.get(QUERY) or (ours.get(QUERY) if same_model else None)
     decode = theirs.get(DECODE_TOKEN) or (ours.get(DECODE_TOKEN) if same_model else None)

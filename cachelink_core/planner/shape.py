@@ -5,8 +5,9 @@ Axes: H KV heads, T tokens, D head dim.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -71,6 +72,41 @@ class CacheShape(msgspec.Struct, frozen=True):
     def blocks(self, tokens: int) -> int:
         """How many blocks hold ``tokens`` tokens."""
         return -(-tokens // self.block_tokens)
+
+    def chunks(self, tokens: int) -> int:
+        """About how many messages carry them: runs of a full block have RUN_RAW_BYTES at most."""
+        a_block = -(-self.native_bytes(self.block_tokens) // limits.RUN_RAW_BYTES)
+        return self.blocks(tokens) * a_block
+
+
+class LayerLike(Protocol):
+    """What is read of a layer of a model's identity."""
+
+    @property
+    def kv_heads(self) -> int:
+        """H."""
+
+    @property
+    def head_dim(self) -> int:
+        """D."""
+
+    @property
+    def window(self) -> int:
+        """W of a sliding layer, 0 of a full one."""
+
+
+def shape_of(
+    layers: Iterable[LayerLike], dtype: DType, block_tokens: int = limits.DEFAULT_BLOCK_TOKENS
+) -> CacheShape:
+    """The cache of a model with these layers, equal neighbours counted."""
+    found: list[LayerShape] = []
+    for layer in layers:
+        one = LayerShape(layer.kv_heads, layer.head_dim, layer.window)
+        if found and msgspec.structs.replace(found[-1], count=1) == one:
+            found[-1] = msgspec.structs.replace(found[-1], count=found[-1].count + 1)
+        else:
+            found.append(one)
+    return CacheShape(tuple(found), dtype, block_tokens)
 
 
 @lru_cache(maxsize=4096)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from cachelink_core.codec_spec import Trust, parse_codec
 from cachelink_core.engine.base import Engine, Prefix
 from cachelink_core.errors import InsufficientTrust
 from cachelink_core.identity import ModelIdentity
 from cachelink_core.manifest import MAPPER_NONE
-from cachelink_core.node.choosing import shape_of
 from cachelink_core.node.measured import Measured
 from cachelink_core.planner import TEXT, Job, Plan, Wanted, Way, choose, transfer_ways
 from cachelink_core.planner.readings import Load, measures_of
+from cachelink_core.planner.shape import shape_of
 from cachelink_core.rpc.transfer_client import TransferClient
 from cachelink_core.rpc.types import HandoffRequest
 from cachelink_sender.prefixes import Prefixes
@@ -43,7 +45,7 @@ class HandoffPlanner:
         self._identity: ModelIdentity = engine.identity
         self._prefixes = prefixes
         self._measured = measured
-        self._shape = shape_of(engine.identity, block_tokens)
+        self._shape = shape_of(engine.identity.layers, engine.identity.dtype, block_tokens)
         self._expected_bytes_per_s = expected_bytes_per_s
 
     def plan(
@@ -77,22 +79,17 @@ class HandoffPlanner:
         wanted = Wanted(request.least_trust, request.max_error)
         ways = transfer_ways(self._identity.dtype, mapped=is_mapped(request))
         plan = choose((*ways, TEXT), job, measures, wanted)
-        if plan.chosen:
+        if plan.chosen and not plan.text:
             return plan
-        return self._unmeasured(ways, wanted, plan)
-
-    def _unmeasured(self, ways: tuple[Way, ...], wanted: Wanted, plan: Plan) -> Plan:
-        """The most exact way that is good enough, while there is nothing to predict from."""
-        dtype = self._identity.dtype
-        for way in ways:
-            if not wanted.refusal(way, dtype):
-                return Plan(
-                    chosen=way.name,
-                    why=f"nothing to predict from yet; {plan.why}",
-                    predictions=plan.predictions,
-                    assumed=plan.assumed,
-                )
-        raise InsufficientTrust(plan.why)
+        good = [way.name for way in ways if not wanted.refusal(way, self._identity.dtype)]
+        timed = {p.way for p in plan.predictions if p.total_s is not None}
+        if good and not timed.intersection(good):
+            # A transfer that cannot be predicted is tried, and measured, rather than given up.
+            why = f"nothing to predict from yet; {plan.why}"
+            return msgspec.structs.replace(plan, chosen=good[0], why=why, predicted_s=None)
+        if not plan.chosen:
+            raise InsufficientTrust(plan.why)
+        return plan
 
 
 def is_mapped(request: HandoffRequest) -> bool:

@@ -99,6 +99,20 @@ def test_while_a_prefill_streams_only_the_last_block_shows():
     assert predict(NATIVE, half, at).parts["prefill"] == pytest.approx(1.024)
 
 
+def test_a_slow_link_begins_after_the_first_block_and_never_stops():
+    slow = measures(link=1e7, codecs=free())
+    found = predict(NATIVE, job(held=False), slow)
+    assert found.ready_s == pytest.approx(0.005 + 2.048 / 8 + 2048 * 23_040 / 1e7, rel=1e-6)
+
+
+def test_encoding_and_loading_hide_behind_the_link_but_for_a_chunk():
+    rates = {"int8": CodecRates(2e8, 3e8)}
+    found = predict(INT8, job(), measures(link=5e6, codecs=rates))
+    parts = found.parts
+    others = (parts["encode"] + parts["load"]) / SMALL.chunks(2048)
+    assert found.ready_s == pytest.approx(0.005 + parts["link"] + others)
+
+
 def test_stage_after_stage_is_the_sum():
     rates = {"int8": CodecRates(1e9, 2e9)}
     found = predict(INT8, job(overlap=False), measures(codecs=rates))
@@ -119,7 +133,9 @@ def test_translation_is_a_stage_of_the_receiver():
     at = measures(codecs=free(), map_token_s=0.01)
     found = predict(Way("native", mapped=True), job(), at)
     link_s = 2048 * 23_040 / GBIT
-    assert found.ready_s == pytest.approx(0.005 + 20.48 + link_s / 8, rel=1e-6)
+    chunks = SMALL.chunks(2048)
+    assert chunks == 48
+    assert found.ready_s == pytest.approx(0.005 + 20.48 + link_s / chunks, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +156,8 @@ def test_what_was_never_measured_is_not_predicted(way, changes, missing):
 
 def test_the_fastest_is_taken_and_the_reason_has_both_sides():
     plan = choose(ALL, job(), measures())
-    assert plan.chosen == "int4"
-    assert "int4: 0." in plan.why
+    assert plan.chosen == "int4+zstd"
+    assert "int4+zstd: 0." in plan.why
     assert "text: 4." in plan.why
     assert "mostly prefill 4.096 s" in plan.why
 
@@ -156,18 +172,18 @@ def test_re_reading_wins_on_a_slow_link():
 @pytest.mark.parametrize(
     ("wanted", "chosen"),
     [
-        (Wanted(), "int4"),
+        (Wanted(), "int4+zstd"),
         (Wanted("exact"), "native+zstd"),
-        (Wanted("lossy", 0.003), "int8"),
+        (Wanted("lossy", 0.003), "int8+zstd"),
         (Wanted("mapped", 0.001), "native+zstd"),
-        (Wanted("mapped", CODEC_KL_NATS["int4"]), "int4"),
+        (Wanted("mapped", CODEC_KL_NATS["int4"]), "int4+zstd"),
     ],
 )
 def test_only_what_is_good_enough_is_taken(wanted, chosen):
     plan = choose(ALL, job(), measures(), wanted)
     assert plan.chosen == chosen
     refused = {p.way: p.excluded for p in plan.predictions if p.excluded}
-    assert ("int4" in refused) == (chosen != "int4")
+    assert ("int4" in refused) == (chosen != "int4+zstd")
 
 
 def test_a_mapped_cache_has_no_known_error_and_the_least_trust():
@@ -199,7 +215,7 @@ def test_no_admissible_way_is_said_with_every_reason():
 
 def test_without_a_measured_prefill_the_fastest_transfer_is_taken_and_said_so():
     plan = choose(ALL, job(), measures(receiver_prefill=None))
-    assert plan.chosen == "int4"
+    assert plan.chosen == "int4+zstd"
     assert "the receiver's prefill not measured" in plan.why
 
 

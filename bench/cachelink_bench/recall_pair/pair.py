@@ -51,21 +51,22 @@ QUERIES: Final = 16
 """Asked of each training document, at most."""
 
 RESIDUAL: Final = TrainSettings(
-    steps=1_000,
+    steps=600,
     batch=12,
     rows=12,
     stem=48,
     fused=96,
     standardised=True,
-    learning_rate=1e-3,
+    learning_rate=4e-3,
     weight_decay=0.0,
     evaluate_every=100,
     save_every=100,
 )
-"""The committed residual."""
+"""The committed residual. On a sender stopped earlier, held-out KL after 300 steps was 0.77, 0.43 and
+0.33 with learning rates of 1e-3, 2e-3 and 4e-3 (Ridge: 2.8)."""
 
-EXAMPLES: Final = 2_400
-"""Documents to train on: each is seen five times."""
+EXAMPLES: Final = 3_600
+"""Documents to train on: each is seen twice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Final
 
 from cachelink_bench.emulation.namespaces import ADDRESSES, EmulatedLink
 from cachelink_core.cli.demo.daemons import DaemonProcess
+from cachelink_core.units import format_rate
 
 RECEIVER_NAME: Final = "emulated"
 """Of the receiver in the sender's list."""
@@ -65,7 +66,13 @@ def emulated_nodes(
         ) as sender,
     ):
         receiver_address = receiver.wait_ready()["grpc"]
-        sender.configure({"receivers": {RECEIVER_NAME: receiver_address}})
+        sender.configure(
+            {
+                "receivers": {RECEIVER_NAME: receiver_address},
+                # Deadlines of a push follow from the slowest rate to expect.
+                "link_rate": format_rate(link.spec.rate_bits // 16),
+            }
+        )
         sender_address = sender.wait_ready()["grpc"]
         yield EmulatedNodes(sender_address, receiver_address)
         for daemon in (sender, receiver):

@@ -34,6 +34,11 @@ class Example:
     continuation_ids: tuple[int, ...]
 
     @property
+    def tokens(self) -> int:
+        """Of all three parts."""
+        return len(self.prefix_ids) + len(self.query_ids) + len(self.continuation_ids)
+
+    @property
     def read_ids(self) -> tuple[int, ...]:
         """What the receiver reads: everything that predicts a token of the continuation."""
         return self.query_ids + self.continuation_ids[:-1]
@@ -78,7 +83,7 @@ def read_examples(
         path: of the file.
         tokens: of the receiver.
         chat: whether documents go into the chat template; None for where the model has one.
-        max_tokens: longer prefixes are refused.
+        max_tokens: longer examples are refused.
 
     Raises:
         InvalidRequest: a line is malformed, or a part of it is empty or too long; names file, line
@@ -93,10 +98,9 @@ def read_examples(
         if line.strip():
             where = f"{path}:{number}"
             example = _example(where, _parsed(where, line), tokens, chat)
-            if max_tokens is not None and len(example.prefix_ids) > max_tokens:
+            if max_tokens is not None and example.tokens > max_tokens:
                 raise InvalidRequest(
-                    f"{where}: the prefix has {len(example.prefix_ids)} tokens; "
-                    f"at most {max_tokens} are allowed"
+                    f"{where}: {example.tokens} tokens in all; the model has {max_tokens} positions"
                 )
             examples.append(example)
     if not examples:

@@ -69,8 +69,9 @@ def test_a_wrong_line_is_named(tokens, tmp_path, row, message):
 
 
 def test_too_long_and_nothing_at_all_are_refused(tokens, tmp_path):
-    with pytest.raises(InvalidRequest, match=r":1: the prefix has 3 tokens; at most 2"):
-        read_examples(written(tmp_path, IDS), tokens, max_tokens=2)
+    with pytest.raises(InvalidRequest, match=r":1: 6 tokens in all; the model has 5 positions"):
+        read_examples(written(tmp_path, IDS), tokens, max_tokens=5)
+    assert len(read_examples(written(tmp_path, IDS), tokens, max_tokens=6)) == 1
     with pytest.raises(InvalidRequest, match="has no examples"):
         read_examples(written(tmp_path, ""), tokens)
     with pytest.raises(InvalidRequest, match="cannot be read"):

@@ -50,7 +50,8 @@ def _runs() -> tuple[Run, ...]:
             )  # fmt: skip
             for name, size in TOKEN_BYTES.items():
                 send_s = 8 * size * tokens / LINK_GBIT / 1e9
-                handoff = dict.fromkeys(("encode", "load", "load_busy", "install", "reserve"), 0.01)
+                stages = ("encode", "load", "load_busy", "install", "reserve", "tail")
+            handoff = dict.fromkeys(stages, 0.01)
                 handoff |= {"send": send_s, "total": send_s + FIXED_S}
                 runs.append(
                     Run(

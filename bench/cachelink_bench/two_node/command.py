@@ -71,6 +71,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", default="demo", help="of both nodes (demo: SmolLM2)")
     parser.add_argument("--out", type=Path, default=Path("two-node"), metavar="DIR")
     parser.add_argument("--name", default="two-node", help="of the files in DIR")
+    parser.add_argument("--note", default="", help="for the report: what limits the numbers")
     parser.add_argument("--resume", action="store_true", help="go on with the runs in DIR")
     options = parser.parse_args(argv)
     remote = options.sender is not None and options.receiver is not None
@@ -101,6 +102,7 @@ def _run(options: argparse.Namespace, command: str) -> None:
         log=options.out / f"{options.name}.runs.jsonl",
         resume=options.resume,
         command=command,
+        note=options.note,
     )
     results = run(plan, settings)
     report = markdown(results)

@@ -22,13 +22,24 @@ def rate_gbit_per_s(run: Run) -> float | None:
     return 8 * run.payload_bytes / send_s / 1e9 if send_s else None
 
 
+def start_s(run: Run) -> float | None:
+    """What a handoff takes beside reservation, send and tail: the header, and the first chunk."""
+    handoff = run.handoff
+    if "send" not in handoff:
+        return None
+    return handoff["total"] - sum(handoff[part] for part in ("reserve", "send", "tail"))
+
+
 METRICS: Final[dict[str, Callable[[Run], float | None]]] = {
     "payload_bytes": lambda run: float(run.payload_bytes),
+    "reserve_s": lambda run: run.handoff.get("reserve"),
     "encode_s": lambda run: run.handoff.get("encode"),
     "send_s": lambda run: run.handoff.get("send"),
     "load_s": lambda run: run.handoff.get("load"),
     "load_busy_s": lambda run: run.handoff.get("load_busy"),
     "install_s": lambda run: run.handoff.get("install"),
+    "tail_s": lambda run: run.handoff.get("tail"),
+    "start_s": start_s,
     "handoff_s": lambda run: run.handoff.get("total"),
     "remote_prefill_s": lambda run: run.answer.get("prefix", 0.0),
     "query_prefill_s": lambda run: run.answer.get("query_prefill"),
@@ -129,6 +140,7 @@ class Results(msgspec.Struct, frozen=True):
         prefills: the sender's own.
         rows: one of each class and representation.
         runs: every run.
+        note: of whoever ran it: what limits the numbers.
     """
 
     format: str
@@ -144,6 +156,7 @@ class Results(msgspec.Struct, frozen=True):
     prefills: tuple[Prefill, ...]
     rows: tuple[Row, ...]
     runs: tuple[Run, ...]
+    note: str = ""
 
 
 def make_rows(plan: Plan, runs: Sequence[Run]) -> tuple[Row, ...]:

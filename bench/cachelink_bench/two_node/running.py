@@ -40,6 +40,7 @@ class Settings:
         log: path of the runs.
         resume: go on with the runs that are there.
         command: as it was given.
+        note: for the report.
     """
 
     sender: str
@@ -50,6 +51,7 @@ class Settings:
     log: Path
     resume: bool
     command: str
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ def run(plan: Plan, settings: Settings) -> Results:
         prefills=make_prefills(plan, runs),
         rows=make_rows(plan, runs),
         runs=runs,
+        note=settings.note,
     )
 
 

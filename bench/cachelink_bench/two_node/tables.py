@@ -53,6 +53,7 @@ def markdown(results: Results) -> str:
         parts += [serial_text(results), _SERIAL_LEGEND]
     parts.append(prefills_text(results))
     parts += [f"Left out: {item.context}: {item.reason}." for item in results.left_out]
+    parts.append(results.note and f"Limits: {results.note}")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -154,7 +155,7 @@ def _link(results: Results) -> str:
     return (
         f"Emulated link: {link.rate}, {link.delay_s * 1e3:g} ms each way, loss {link.loss_percent:g} %"
         f" ({link.shaper}); echo {link.round_trip_s * 1e3:.2f} ms. iperf3 before "
-        f"{link.iperf_before_gbit:.3f} Gb/s, after {link.iperf_after_gbit:.3f} Gb/s; {native}."
+        f"{link.iperf_before_gbit:.3g} Gb/s, after {link.iperf_after_gbit:.3g} Gb/s; {native}."
     )
 
 
@@ -172,4 +173,4 @@ def _ms(spread: Spread | None) -> str:
 
 def _rate(row: Row) -> str:
     spread = row.metrics.get("gbit_per_s")
-    return "–" if spread is None else f"{spread.median:.2f}"
+    return "–" if spread is None else f"{spread.median:.3g}"

@@ -51,7 +51,7 @@ def _runs() -> tuple[Run, ...]:
             for name, size in TOKEN_BYTES.items():
                 send_s = 8 * size * tokens / LINK_GBIT / 1e9
                 stages = ("encode", "load", "load_busy", "install", "reserve", "tail")
-            handoff = dict.fromkeys(stages, 0.01)
+                handoff = dict.fromkeys(stages, 0.01)
                 handoff |= {"send": send_s, "total": send_s + FIXED_S}
                 runs.append(
                     Run(

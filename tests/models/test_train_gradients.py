@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import msgspec
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from cachelink_core.fit.losses import forward_kl, functional_loss
 from cachelink_core.fit.mapped_rows import TrainableMapper
 from cachelink_core.fit.receiver_forward import ReceiverForward, RowCache
 from cachelink_core.fit.train import Trainer, native_cache
+from cachelink_core.testing.tiny_engines import tiny_engine
 from cachelink_core.transport.card import ResidualShape
 from cachelink_core.transport.mapper import Mapper
 from cachelink_core.transport.state import MapperState
@@ -40,6 +42,26 @@ def test_step_0_is_ridge_to_the_bit(trainer):
     assert found.penalty.item() == 0.0
     for example, cache in zip(chosen, found.caches, strict=True):
         assert same(cache, cache_of(ridge(), example))
+
+
+def test_step_0_is_ridge_to_the_bit_in_16_bit_too(tmp_path):
+    sender, receiver = (
+        tiny_engine("qwen3", dtype=torch.bfloat16, seed=0),
+        tiny_engine("qwen3", dtype=torch.bfloat16, seed=1, num_hidden_layers=3),
+    )
+    names = {"sender": sender.identity, "receiver": receiver.identity}
+    state = MapperState(msgspec.structs.replace(ridge().card, **names), ridge().tensors)
+    trainer = Trainer(sender, receiver, state, data(), SMALL, tmp_path)
+    example = examples()[1]
+    mapper = Mapper.place(state, dtype=torch.bfloat16)
+    served = mapped_cache(mapper, sender, receiver, example.prefix_ids, 0)
+    found = trainer.prepare([example]).mapped.caches[0]
+    assert found.keys[0].dtype == torch.bfloat16
+    assert same(found, RowCache.of(served))
+    first = trainer.train_step()
+    assert all(p.dtype == torch.float32 for p in trainer.mapper.residual.parameters())
+    losses = [trainer.train_step() for _ in range(11)]
+    assert sum(losses[-4:]) / 4 < first
 
 
 def test_a_trained_residual_is_served_as_it_was_trained(trainer):

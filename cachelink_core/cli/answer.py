@@ -22,6 +22,7 @@ from cachelink_core.cli.connection import (
 )
 from cachelink_core.cli.output import print_json, reporting
 from cachelink_core.cli.sources import only_one, read_messages, read_text, read_token_ids
+from cachelink_core.cli.wanted import ErrorOption, LeastTrust, TrustOption
 from cachelink_core.rpc import types
 from cachelink_core.rpc.client import (
     Answer,
@@ -36,19 +37,18 @@ from cachelink_core.rpc.client import (
 )
 
 
-class LeastTrust(StrEnum):
-    """The least that is good enough."""
-
-    EXACT = "exact"
-    LOSSY = "lossy"
-    MAPPED = "mapped"
-
-
 class OnFailure(StrEnum):
     """What happens when the cache cannot be used."""
 
     FAIL = "fail"
     RECOMPUTE = "recompute"
+
+
+class Policy(StrEnum):
+    """Where an answer comes from."""
+
+    CACHE = "cache"
+    AUTO = "auto"
 
 
 @reporting
@@ -99,9 +99,12 @@ def answer(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep question and answer as a new cache.")
     ] = False,
-    least_trust: Annotated[
-        LeastTrust, typer.Option(help="The least exact cache that is good enough.")
-    ] = LeastTrust.MAPPED,
+    least_trust: TrustOption = LeastTrust.MAPPED,
+    max_error: ErrorOption = None,
+    policy: Annotated[
+        Policy,
+        typer.Option(help="From the cache, or auto: the cache or reading again, as is faster."),
+    ] = Policy.CACHE,
     on_failure: Annotated[
         OnFailure, typer.Option(help="When the cache cannot be used: fail, or read it again.")
     ] = OnFailure.FAIL,
@@ -142,6 +145,8 @@ def answer(
             on_failure=on_failure.value,
             keep=keep,
             wait_s=units.parse_duration(wait),
+            policy=policy.value,
+            max_error=max_error,
             deadline_s=units.parse_duration(deadline),
         )
         with running:
@@ -235,6 +240,8 @@ def final_line(final: Final) -> str:
         f"first token {final.first_token_s:.3f} s",
         f"total {final.phases.get('total', 0.0):.3f} s",
     ]
+    if final.plan is not None and final.plan.predicted_s is not None:
+        parts.append(f"chose {final.plan.chosen}, predicted {final.plan.predicted_s:.3f} s")
     if final.cache_id:
         parts.append(f"cache {final.cache_id}")
     if final.kept_cache_id:

@@ -21,6 +21,7 @@ from cachelink_core.cli.connection import (
 )
 from cachelink_core.cli.output import console, facts, megabytes, print_json, reporting, seconds
 from cachelink_core.cli.sources import only_one, read_messages, read_text, read_token_ids
+from cachelink_core.cli.wanted import ErrorOption, LeastTrust, TrustOption
 from cachelink_core.errors import InvalidRequest
 from cachelink_core.rpc import types
 from cachelink_core.rpc.client import Document, HeldCache, Receipt, SenderClient
@@ -53,7 +54,7 @@ def handoff(
         typer.Option(metavar="NAME", help="Of the sender's list; by default the only one there."),
     ] = None,
     codec: Annotated[
-        str, typer.Option(help="native, bf16, int8 or int4, each perhaps with +zstd.")
+        str, typer.Option(help="auto, native, bf16, int8 or int4, each perhaps with +zstd.")
     ] = "",
     stream: Annotated[
         bool, typer.Option("--stream/--no-stream", help="Send each block once it is prefilled.")
@@ -62,6 +63,11 @@ def handoff(
     mapper: Annotated[
         str, typer.Option(help="Digest of a mapper, any or none, for another model.")
     ] = "",
+    least_trust: TrustOption = LeastTrust.MAPPED,
+    max_error: ErrorOption = None,
+    questions: Annotated[
+        int, typer.Option(min=1, help="That will be asked about it, for --codec auto.")
+    ] = 1,
     deadline: Annotated[
         str, typer.Option(metavar="TIME", help="For all of it, prefill included.")
     ] = units.format_duration(limits.HANDOFF_DEADLINE_S),
@@ -85,6 +91,9 @@ def handoff(
             stream=stream,
             lease_s=lease_s,
             mapper=mapper,
+            least_trust=least_trust.value,
+            max_error=max_error,
+            questions=questions,
             on_progress=bars.show,
             deadline_s=deadline_s,
         )
@@ -147,6 +156,15 @@ def show_receipt(receipt: Receipt) -> None:
     }
     if receipt.already_installed:
         rows["sent"] = "nothing: the receiver had it"
+    if receipt.recommendation == "re_read":
+        rows = {
+            "sent": "nothing: the receiver is faster when it reads the prefix itself",
+            "tokens": str(receipt.tokens),
+        }
+    if receipt.plan is not None:
+        rows["chosen"] = receipt.plan.why
+        if receipt.plan.predicted_s is not None:
+            rows["predicted"] = seconds(receipt.plan.predicted_s)
     rows |= {name: seconds(value) for name, value in receipt.phases.items()}
     console().print(facts(rows))
 

@@ -173,6 +173,8 @@ def _described(info: NodeInfo) -> dict[str, str]:
         "receivers": " ".join(info.receivers) or "-",
         "transfers": f"{info.transfers} of {info.transfer_slots}",
         "answers": f"{info.answers} of {info.answer_slots}",
+        "measured": ", ".join(f"{m.name} {m.value:.4g} {m.unit}" for m in info.measurements)
+        or "nothing yet",
     }
 
 

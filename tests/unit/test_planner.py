@@ -311,8 +311,7 @@ def gbit(name: str, codec: str = "native") -> float:
     """The least link of a pair in Gb/s: link and translation one after the other, as published."""
     pair = PAIRS[name]
     whole = Job(shape=pair.shape, tokens=32_768, held_tokens=32_768, overlap=False)
-    at = msgspec.structs.replace(pair.measures(1e9), codecs=free(codec))
-    return break_even_rate(Way(codec, mapped=True), whole, at) * 8 / 1e9
+    return break_even_rate(Way(codec, mapped=True), whole, pair.measures(1e9)) * 8 / 1e9
 
 
 @pytest.mark.parametrize(
@@ -334,7 +333,8 @@ def test_the_four_pairs(name, kib, prefill_ms, map_ms, rate):
     assert gbit(name) == pytest.approx(by_hand, rel=0.01)
     assert gbit(name) == pytest.approx(rate, rel=0.01)
     assert pair.estimated == (name in ("qwen3-8b-14b", "yi-9b-34b"))
-    assert bool(pair.measures(1e9).assumed) == pair.estimated
+    scaled = [what for what in pair.measures(1e9).assumed if "scaled" in what]
+    assert len(scaled) == pair.estimated
 
 
 def test_eight_bits_halve_the_link_that_a_pair_needs():
@@ -348,7 +348,7 @@ def test_on_gigabit_a_32k_cache_of_the_largest_pair_is_refused():
     plan = choose((Way("native", mapped=True), TEXT), whole, pair.measures(0.94 * GBIT))
     assert plan.text
     by_name = {p.way: p.ready_s for p in plan.predictions}
-    assert by_name["mapped:native"] == pytest.approx(46, rel=0.01)
+    assert by_name["mapped:native"] == pytest.approx(45.7, rel=0.01)
     assert by_name["text"] == pytest.approx(7.04, rel=0.01)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
 
 from cachelink_core import errors
+from cachelink_core.cli import main
 from cachelink_core.planner import Measurement
 from cachelink_core.planner.readings import unit_of
 from cachelink_core.rpc.client import HeldCache, HeldHandoff, Sampling, TokenIds
@@ -234,3 +236,57 @@ def test_a_cache_that_is_gone_is_read_again_by_its_header(fresh):
     assert final.plan.why == "the cache is gone"
     with pytest.raises(errors.UnknownCache):
         auto(fresh, HeldCache("never"))
+
+
+# --- the tool ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs a command; returns its JSON."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as left:
+            main([str(each) for each in arguments])
+        captured = capsys.readouterr()
+        assert (left.value.code, captured.err) == (0, "")
+        return json.loads(captured.out)
+
+    return run
+
+
+def test_plan_probes_live_nodes_or_reads_what_ping_printed(fresh, run, tmp_path):
+    fresh.ask_sender.handoff(TokenIds(LONG), "local", codec="int8")
+    fresh.ask_receiver.answer(TokenIds(LONG), QUERY, sampling=GREEDY).text()
+    nodes = (
+        "--sender", fresh.sender.addresses["grpc"],
+        "--receiver", fresh.receiver.addresses["grpc"],
+    )  # fmt: skip
+    live = run("plan", "--tokens", 300, *nodes, "--json")
+    ping = run("ping", *nodes, "--json")
+    assert {m["name"] for m in ping["sender"]["measurements"]} >= {"local/link", "encode:int8"}
+    stored = tmp_path / "ping.json"
+    stored.write_text(json.dumps(ping))
+    again = run("plan", "--tokens", 300, "--measurements", stored, "--json")
+    assert again["plan"] == live["plan"]
+    assert live["plan"]["chosen"]
+    measured = {m["name"]: m["value"] for m in ping["sender"]["measurements"]}
+    assert live["link_bytes_per_s"] == measured["local/link"]
+
+
+def test_the_tool_hands_over_and_answers_by_plan(fresh, run, tmp_path):
+    slow_prefill(fresh.receiver_node, 1.0)
+    ids = ",".join(str(each) for each in LONG)
+    handed = run(
+        "handoff", "--token-ids", ids, "--sender", fresh.sender.addresses["grpc"],
+        "--codec", "auto", "--least-trust", "lossy", "--questions", 3, "--json",
+    )  # fmt: skip
+    assert handed["recommendation"] == "transfer"
+    answered = run(
+        "answer", "--token-ids", "5,6", "--cache", handed["cache_id"],
+        "--node", fresh.receiver.addresses["grpc"],
+        "--policy", "auto", "--max-error", 1.0, "--max-new-tokens", 2, "--json",
+    )  # fmt: skip
+    plan = answered["final"]["plan"]
+    assert plan["chosen"] == handed["codec"]
+    assert plan["took_s"] > 0.0

@@ -1,4 +1,4 @@
-"""How many facts a training document states: more whenever the model has learnt the present number."""
+"""How many facts a training document states at most: more whenever the model has learnt so many."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Curriculum:
     """State of the curriculum.
 
     Attributes:
-        facts: in the documents of the next fact batch.
+        facts: most that a document of the next fact batch states.
         average: moving average of recall on training batches since the last promotion.
     """
 

@@ -22,7 +22,7 @@ from cachelink_bench.emulation.namespaces import (
 )
 from cachelink_bench.emulation.probes import echo_s, iperf_gbit
 from cachelink_bench.emulation.spec import LinkSpec, parse_link
-from cachelink_bench.emulation.tools import run_tool
+from cachelink_bench.emulation.tools import run_tool, try_tool
 from cachelink_bench.two_node.results import read_results
 from cachelink_core.engine.loading import load_engine
 from cachelink_core.errors import ConfigError, InternalError
@@ -31,19 +31,36 @@ from cachelink_core.testing.tiny_models import save_tiny
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
 
-missing = [tool for tool in ("ip", "tc", "iperf3") if shutil.which(tool) is None]
-as_root = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
-    pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}"),
-]
+
+def why_not() -> str:
+    """Why no link can be emulated here; empty if it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [tool for tool in ("ip", "tc", "iperf3") if shutil.which(tool) is None]
+    if missing:
+        return f"not installed (Debian: iproute2, iperf3): {', '.join(missing)}"
+    probe = f"cachelink-probe-{os.getpid()}"
+    done = try_tool(["ip", "netns", "add", probe])
+    if done.returncode:
+        return f"root may not make network namespaces here: {done.stderr.strip()}"
+    run_tool("ip", "netns", "delete", probe)
+    return ""
+
+
+REASON = why_not()
+needs_link = pytest.mark.skipif(bool(REASON), reason=REASON or "it can be emulated")
+
+
+def own(pid: int) -> list[str]:
+    """Namespaces that a process made and left."""
+    return [name for name in leftovers() if f"-{pid}-" in name]
 
 
 @pytest.fixture
-def before():
-    """Namespaces that are there already; after the test there are no others."""
-    held = leftovers()
-    yield held
-    assert set(leftovers()) <= set(held)
+def clean():
+    """After the test nothing is left of this process's links."""
+    yield
+    assert own(os.getpid()) == []
 
 
 @pytest.fixture(scope="module")
@@ -54,21 +71,12 @@ def model(tmp_path_factory):
     return folder
 
 
-def with_marks(*marks):
-    def mark(test):
-        for one in marks:
-            test = one(test)
-        return test
-
-    return mark
-
-
-@with_marks(*as_root)
+@needs_link
 @pytest.mark.parametrize("rate", ["100mbit", "1gbit"])
-def test_a_link_carries_its_rate_and_no_more(before, rate):
+def test_a_link_carries_its_rate_and_no_more(clean, rate):
     spec = parse_link(rate)
     with emulated_link(spec) as link:
-        assert set(link.namespaces.values()) <= set(leftovers()) - set(before)
+        assert sorted(link.namespaces.values()) == sorted(own(os.getpid()))
         found_gbit = iperf_gbit(link, seconds=1)
         wanted_gbit = spec.rate_bits / 1e9
         # Above the rate by what the bucket held at the start; below it by headers, and when the
@@ -81,15 +89,15 @@ def test_a_link_carries_its_rate_and_no_more(before, rate):
     assert ADDRESSES["sender"] not in run_tool("ip", "-brief", "address")
 
 
-@with_marks(*as_root)
-def test_a_delay_is_added_each_way(before):
+@needs_link
+def test_a_delay_is_added_each_way(clean):
     with emulated_link(parse_link("1gbit", "20ms")) as link:
         assert 0.04 <= echo_s(link) < 0.06
         assert "netem" in link.shaper or "TUN" in link.shaper
 
 
-@with_marks(*as_root)
-def test_packets_are_lost_where_the_kernel_can_and_it_is_refused_where_not(before):
+@needs_link
+def test_packets_are_lost_where_the_kernel_can_and_it_is_refused_where_not(clean):
     with emulated_link(parse_link("1gbit")) as link:
         able = has_netem(link.namespaces["sender"])
     if able:
@@ -103,8 +111,8 @@ def test_packets_are_lost_where_the_kernel_can_and_it_is_refused_where_not(befor
         raise AssertionError("there is no such link")
 
 
-@with_marks(*as_root)
-def test_what_runs_on_a_link_ends_with_it(before):
+@needs_link
+def test_what_runs_on_a_link_ends_with_it(clean):
     def fail():
         with emulated_link(parse_link("10mbit")) as link:
             child = subprocess.Popen([*link.within("receiver"), "sleep", "60"])
@@ -119,16 +127,16 @@ def test_what_runs_on_a_link_ends_with_it(before):
     assert children[0].wait(5) == -signal.SIGKILL
 
 
-@with_marks(*as_root)
-def test_a_link_that_cannot_be_made_leaves_nothing(before):
+@needs_link
+def test_a_link_that_cannot_be_made_leaves_nothing(clean):
     spec = LinkSpec("odd", rate_bits=0)
     with pytest.raises(InternalError, match="tc -n "), emulated_link(spec):
         raise AssertionError("there is no link of no rate")
 
 
 @pytest.mark.slow
-@with_marks(*as_root)
-def test_the_benchmark_runs_between_two_emulated_hosts(before, model, tmp_path):
+@needs_link
+def test_the_benchmark_runs_between_two_emulated_hosts(clean, model, tmp_path):
     argv = ["--emulate", "100mbit", "--model", str(model), "--contexts", "1k", "--documents", "1"]
     argv += ["--representations", "text,native,int4", "--repeats", "2", "--decode", "4"]
     assert bench.main(["two-node", *argv, "--threads", "1", "--out", str(tmp_path)]) == 0
@@ -146,9 +154,9 @@ def test_the_benchmark_runs_between_two_emulated_hosts(before, model, tmp_path):
 
 
 @pytest.mark.slow
-@with_marks(*as_root)
+@needs_link
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_benchmark_that_is_stopped_leaves_runs_and_nothing_else(before, model, tmp_path, number):
+def test_a_benchmark_that_is_stopped_leaves_runs_and_nothing_else(clean, model, tmp_path, number):
     folder = tmp_path / "tmp"
     folder.mkdir()
     argv = ["--emulate", "100mbit", "--model", str(model), "--contexts", "1k"]
@@ -160,19 +168,20 @@ def test_a_benchmark_that_is_stopped_leaves_runs_and_nothing_else(before, model,
             assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < deadline_s
             time.sleep(0.1)
-        (name,) = [n for n in leftovers() if n.endswith(f"{process.pid}-receiver")]
+        (name,) = [n for n in own(process.pid) if n.endswith("-receiver")]
         daemons = run_tool("ip", "netns", "pids", name).split()
         assert daemons
         process.send_signal(number)
         assert process.wait(60) == (130 if number == signal.SIGINT else 143)
         said = process.stderr.read()
     assert "Traceback" not in said
+    assert own(process.pid) == []
     assert not any(Path(f"/proc/{pid}").exists() for pid in daemons)
     assert list(folder.iterdir()) == []
     assert [path.name for path in (tmp_path / "out").iterdir()] == [log.name]
 
 
-@with_marks(*as_root)
+@needs_link
 def test_without_root_it_is_one_clear_line(tmp_path):
     script = (
         "import os, sys\n"
@@ -187,9 +196,9 @@ def test_without_root_it_is_one_clear_line(tmp_path):
     ]
 
 
-@with_marks(*as_root)
+@needs_link
 @pytest.mark.parametrize("tool", ["ip", "tc", "iperf3"])
-def test_a_missing_tool_is_named_with_its_package(before, tmp_path, monkeypatch, capsys, tool):
+def test_a_missing_tool_is_named_with_its_package(clean, tmp_path, monkeypatch, capsys, tool):
     for other in {"ip", "tc", "iperf3"} - {tool}:
         (tmp_path / other).symlink_to(shutil.which(other))
     with monkeypatch.context() as changed:

@@ -20,6 +20,12 @@ from cachelink_core.errors import CacheLinkError
 
 INTERRUPTED: Final = 130
 
+_EPILOG: Final = (
+    "The paper's table on one machine that has nothing else to do, about two hours on two cores: "
+    "cachelink-bench two-node --emulate 1gbit --contexts 2k,8k --serial --out bench/results. Then "
+    "the figures: cachelink-bench break-even bench/results/two-node.json"
+)
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmark.
@@ -48,6 +54,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="cachelink-bench two-node",
         description="Moves caches between two nodes, beside sending the text.",
+        epilog=_EPILOG,
     )
     nodes = parser.add_argument_group("two daemons that run already")
     nodes.add_argument("--sender", metavar="HOST:PORT")

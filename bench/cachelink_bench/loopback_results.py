@@ -25,6 +25,8 @@ class RateRow:
         gb_per_s: of the cache's own bytes, whatever was sent for them.
         to_bare: rate divided by that of bare gRPC in the same round.
         to_socket: rate divided by that of the socket in the same round.
+        cpu_to_bare: CPU seconds of both processes divided by bare gRPC's in the same round. Other
+            programs slow a run down without adding to it.
         sender_cpu_s: of each run.
         receiver_cpu_s: of each run.
     """
@@ -34,6 +36,7 @@ class RateRow:
     gb_per_s: Spread
     to_bare: Spread
     to_socket: Spread
+    cpu_to_bare: Spread
     sender_cpu_s: Spread
     receiver_cpu_s: Spread
 
@@ -41,6 +44,10 @@ class RateRow:
 def rate_rows(names: Mapping[str, str], measured: Rounds, native_bytes: int) -> dict[str, RateRow]:
     """Sums every arm up."""
     walls = {key: [run.wall_s for run in runs] for key, runs in measured.items()}
+    cpus = {
+        key: [run.sender_cpu_s + run.receiver_cpu_s for run in runs]
+        for key, runs in measured.items()
+    }
     return {
         key: RateRow(
             name=names[key],
@@ -49,6 +56,7 @@ def rate_rows(names: Mapping[str, str], measured: Rounds, native_bytes: int) -> 
             # Equal bytes: a rate's ratio is the inverse of the times'.
             to_bare=ratios(walls["bare"], walls[key]),
             to_socket=ratios(walls["socket"], walls[key]),
+            cpu_to_bare=ratios(cpus[key], cpus["bare"]),
             sender_cpu_s=Spread.of([run.sender_cpu_s for run in runs]),
             receiver_cpu_s=Spread.of([run.receiver_cpu_s for run in runs]),
         )
@@ -59,19 +67,21 @@ def rate_rows(names: Mapping[str, str], measured: Rounds, native_bytes: int) -> 
 def rows_text(rows: Mapping[str, RateRow], wire_bytes: Mapping[str, int]) -> str:
     """The main table: medians, quartiles in parentheses."""
     header = (
-        "first byte → installed", "wire MB", "ms", "GB/s", "× bare gRPC", "× socket",
-        "CPU ms send", "CPU ms receive",
+        "first byte → installed", "wire MB", "ms", "fastest", "GB/s", "rate × bare gRPC",
+        "rate × socket", "CPU ms send", "receive", "CPU × bare gRPC",
     )  # fmt: skip
     body = [
         (
             row.name,
             f"{wire_bytes[key] / 1e6:.1f}",
             row.wall_s.text(1e3, 1),
+            f"{min(row.wall_s.runs) * 1e3:.1f}",
             f"{row.gb_per_s.median:.2f}",
             row.to_bare.text(),
             row.to_socket.text(),
             f"{row.sender_cpu_s.median * 1e3:.0f}",
             f"{row.receiver_cpu_s.median * 1e3:.0f}",
+            f"{row.cpu_to_bare.median:.2f}",
         )
         for key, row in rows.items()
     ]

@@ -49,13 +49,18 @@ def run_rounds(
     """
     keys = list(arms)
     results: Rounds = {key: [] for key in keys}
-    for key in keys:
-        _measure(arms[key], peer)
-    for number in range(rounds):
-        first = number % len(keys)
-        for key in keys[first:] + keys[:first]:
-            results[key].append(_measure(arms[key], peer))
-        on_round(number + 1)
+    # A collection before each run then looks at what the runs left, not at all of torch.
+    gc.freeze()
+    try:
+        for key in keys:
+            _measure(arms[key], peer)
+        for number in range(rounds):
+            first = number % len(keys)
+            for key in keys[first:] + keys[:first]:
+                results[key].append(_measure(arms[key], peer))
+            on_round(number + 1)
+    finally:
+        gc.unfreeze()
     return results
 
 

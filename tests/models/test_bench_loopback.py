@@ -47,6 +47,7 @@ def test_every_arm_is_measured_in_every_round(ran):
     assert document["config"]["tokens"] == SMOKE_TOKENS
     assert list(document["arms"]) == ["native", "int8", "bare", "socket"]
     for arm in document["arms"].values():
+        assert arm["cpu_to_bare"]["median"] > 0
         assert len(arm["wall_s"]["runs"]) == len(arm["to_bare"]["runs"]) == SMOKE_ROUNDS
         assert min(arm["wall_s"]["runs"]) > 0
         assert arm["wire_bytes"] > 0

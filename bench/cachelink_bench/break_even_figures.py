@@ -147,7 +147,7 @@ def _draw_transfers(axes: Axes, results: Results, found: BreakEven) -> None:
     curve = found.prefill
     axes.plot(
         places, [curve.seconds(n) for n in places], color="#000000", linewidth=2.0,
-        label=f"remote prefill, {1e3 * curve.seconds(most / 2) / (most / 2):.2g} ms/token",
+        label=f"remote prefill, {1e3 * curve.seconds(most / 2) / (most / 2):.2g} ms/token at {found.context}",
     )  # fmt: skip
     read = [row for row in results.rows if row.representation == TEXT]
     axes.plot(
@@ -166,8 +166,8 @@ def _draw_transfers(axes: Axes, results: Results, found: BreakEven) -> None:
     axes.legend(
         loc="upper left", frameon=False, handlelength=1.8,
         title=(
-            f"solid {found.gbit_per_s:.2g} Gb/s (measured), dashed {FAST_GBIT:g} Gb/s;\n"
-            "moving wins from … / … tokens on (circled):"
+            f"solid {found.gbit_per_s:.2g} Gb/s as measured, dashed {FAST_GBIT:g} Gb/s,\n"
+            "markers measured; moving wins from … / … tokens:"
         ), title_fontsize=7, alignment="left",
     )  # fmt: skip
 
@@ -188,8 +188,8 @@ def _draw_line(
         texts.append(f"{math.ceil(at):,}" if at is not None and inside else "never")
         if at is not None and inside:
             axes.plot(
-                at, curve.seconds(at), marker="o", markersize=5.5, markerfacecolor="white",
-                markeredgecolor=colour, markeredgewidth=1.2, zorder=5,
+                at, curve.seconds(at), marker="o", markersize=5.5 if dashes == "-" else 2.5,
+                markerfacecolor="white" if dashes == "-" else colour, markeredgecolor=colour, markeredgewidth=1.2, zorder=5,
             )  # fmt: skip
     rows = [row for row in results.rows if row.representation == name]
     axes.plot(

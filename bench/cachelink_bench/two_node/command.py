@@ -21,7 +21,7 @@ from cachelink_core.errors import CacheLinkError
 INTERRUPTED: Final = 130
 
 _EPILOG: Final = (
-    "The paper's table on one machine that has nothing else to do, about two hours on two cores: "
+    "The paper's table on one machine that has nothing else to do, about an hour on two cores: "
     "cachelink-bench two-node --emulate 1gbit --contexts 2k,8k --serial --out bench/results. Then "
     "the figures: cachelink-bench break-even bench/results/two-node.json"
 )

@@ -55,7 +55,7 @@ class Run(msgspec.Struct, frozen=True):
         way: a codec, ``text``, or ``auto``.
         first_token_s: from the request to the first token, client's clock.
         ready_s: of this, until the handoff's receipt; 0 for text.
-        plan: of an ``auto`` run.
+        plan: of an ``auto`` run, without its predictions: they follow from the readings.
     """
 
     way: str
@@ -122,11 +122,11 @@ class Clients:
             HeldCache(held), self._task.receiver_name, codec=way, deadline_s=_DEADLINE_S
         )
         if receipt.recommendation == "re_read":
-            return Run(way, self._first_token_s(TokenIds(ids), began), 0.0, receipt.plan)
+            return Run(way, self._first_token_s(TokenIds(ids), began), 0.0, _short(receipt.plan))
         ready_s = time.monotonic() - began
         first_s = self._first_token_s(HeldCache(receipt.cache_id), began)
         self._receiver.evict(receipt.cache_id)
-        return Run(way, first_s, ready_s, receipt.plan)
+        return Run(way, first_s, ready_s, _short(receipt.plan))
 
     def _first_token_s(self, context: TokenIds | HeldCache, began: float) -> float:
         answer = self._receiver.answer(context, _QUERY, sampling=_ONE, deadline_s=_DEADLINE_S)
@@ -134,6 +134,10 @@ class Clients:
         first_s = time.monotonic() - began
         answer.text()
         return first_s
+
+
+def _short(plan: Plan | None) -> Plan | None:
+    return plan and msgspec.structs.replace(plan, predictions=())
 
 
 def main() -> int:

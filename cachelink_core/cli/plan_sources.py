@@ -108,8 +108,9 @@ def from_nodes(
     with connection.sender(sender) as sending, connection.receiver(receiver) as receiving:
         ours = sending.ping(deadline_s=deadline_s)
         theirs = receiving.ping(deadline_s=deadline_s)
-    # One answer alternates with a prefill; the others go before it.
-    load = Load(link=theirs.transfers, receiver=max(0, theirs.answers - 1))
+    load = Load(
+        sender_answers=ours.answers, transfers=theirs.transfers, receiver_answers=theirs.answers
+    )
     return _source(_node(ours), _node(theirs), name, link_bytes_per_s, load)
 
 

@@ -24,7 +24,6 @@ from cachelink_core.node.measured import Measured
 from cachelink_core.planner import (
     TEXT,
     Job,
-    Link,
     Measures,
     Plan,
     Prediction,
@@ -34,7 +33,7 @@ from cachelink_core.planner import (
     predict,
 )
 from cachelink_core.planner.choice import decide
-from cachelink_core.planner.readings import measures_of
+from cachelink_core.planner.readings import Load, measures_of
 from cachelink_core.planner.shape import shape_of
 from cachelink_core.rpc.handlers import Call
 from cachelink_core.rpc.types import AnswerRequest
@@ -195,19 +194,13 @@ class Chooser:
     def _measures(self) -> Measures:
         """Of this node alone.
 
-        Answers in line for one cache do not use the device, and one answer alternates with a prefill,
-        token by block; what is beyond that goes before it.
+        Answers in line for one cache do not use the device, and neither does the one that asks.
         """
         own = self._measured.snapshot()
         queued = sum(max(0, listed.pins - 1) for listed in self._store.list())
-        measures = measures_of((), own, "", link_bytes_per_s=1.0)
-        ahead = max(0, self._answers() - 1 - queued - 1)
-        return msgspec.structs.replace(
-            measures,
-            link=Link(1.0),
-            receiver_queue=msgspec.structs.replace(measures.receiver_queue, waiting=ahead),
-            assumed=(),
-        )
+        load = Load(receiver_answers=max(0, self._answers() - 1 - queued))
+        measures = measures_of((), own, "", load=load, link_bytes_per_s=1.0)
+        return msgspec.structs.replace(measures, assumed=())
 
 
 def refusal(request: AnswerRequest, trust: Trust, codec: str, dtype: str) -> str:

@@ -150,11 +150,15 @@ class Measured:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def prefilled(self, blocks: Iterable[tuple[int, int, float]]) -> None:
-        """Notes blocks that this node's model has read: (start, stop, seconds)."""
+        """Notes the blocks of one prefill by this node's model: (start, stop, seconds)."""
+        total_s = 0.0
         with self._lock:
             for start, stop, seconds in blocks:
                 if stop > start and seconds > 0.0:
                     self._slope.add(start, stop, seconds)
+                    total_s += seconds
+        if total_s:
+            self._note(readings.PREFILL, total_s, 1.0, _QUEUE_SAMPLE)
 
     def answered(self, *, prefix_s: float, query_s: float, decode_s: float, generated: int) -> None:
         """Notes an answer: reading its prefix (if it did), its query, and its tokens."""

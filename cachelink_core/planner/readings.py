@@ -23,6 +23,7 @@ from cachelink_core.planner.measures import (
 
 PREFILL_TOKEN: Final = "prefill_token"  # noqa: S105 - tokens of a model, not a secret
 PREFILL_TOKEN2: Final = "prefill_token2"
+PREFILL: Final = "prefill"
 QUERY: Final = "query"
 DECODE_TOKEN: Final = "decode_token"  # noqa: S105
 ANSWER: Final = "answer"
@@ -35,6 +36,7 @@ ALLOCATE: Final = "allocate"
 UNITS: Final[dict[str, str]] = {
     PREFILL_TOKEN: "s/token",
     PREFILL_TOKEN2: "s/token^2",
+    PREFILL: "s",
     QUERY: "s",
     DECODE_TOKEN: "s/token",
     ANSWER: "s",
@@ -74,15 +76,20 @@ def unit_of(name: str) -> str:
 class Load(msgspec.Struct, frozen=True):
     """What is under way at two nodes now.
 
+    One answer alternates with a prefill, token by block; the others go before it. So of the answers
+    at a node all but one count.
+
     Attributes:
-        sender: answers and prefills at the sender.
-        link: transfers from this sender to this receiver.
-        receiver: answers at the receiver.
+        sender_answers: answers at the sender.
+        sender_prefills: prefills there for other requests.
+        transfers: to the receiver, from this sender or another.
+        receiver_answers: answers at the receiver.
     """
 
-    sender: int = 0
-    link: int = 0
-    receiver: int = 0
+    sender_answers: int = 0
+    sender_prefills: int = 0
+    transfers: int = 0
+    receiver_answers: int = 0
 
 
 def measures_of(
@@ -136,11 +143,18 @@ def measures_of(
         map_token_s=map_token.value if map_token else None,
         query_s=query.value if query else 0.0,
         decode_token_s=decode.value if decode else 0.0,
-        sender_queue=Queue(load.sender, _value(ours, ANSWER)),
-        link_queue=Queue(load.link, _value(ours, f"{peer}/{TRANSFER}")),
-        receiver_queue=Queue(load.receiver, _value(theirs, ANSWER)),
+        sender_queue=_sender_queue(load, ours),
+        link_queue=Queue(load.transfers, _value(ours, f"{peer}/{TRANSFER}")),
+        receiver_queue=Queue(max(0, load.receiver_answers - 1), _value(theirs, ANSWER)),
         assumed=tuple(assumed),
     )
+
+
+def _sender_queue(load: Load, ours: Mapping[str, Measurement]) -> Queue:
+    answers = max(0, load.sender_answers - 1)
+    waiting = answers + load.sender_prefills
+    busy_s = answers * _value(ours, ANSWER) + load.sender_prefills * _value(ours, PREFILL)
+    return Queue(waiting, busy_s / waiting) if waiting else Queue()
 
 
 def _prefill(readings: Mapping[str, Measurement]) -> Prefill | None:

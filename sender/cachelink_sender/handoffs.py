@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TypedDict
@@ -77,9 +77,10 @@ class Handoffs:
         peers: Peers,
         metrics: Metrics,
         measured: Measured,
+        answers: Callable[[], int],
         defaults: HandoffDefaults,
     ) -> None:
-        """Binds the node's parts."""
+        """Binds the node's parts; ``answers`` says how many are under way here."""
         self.epoch = mint_id()
         self._engine = engine
         self._store = store
@@ -92,6 +93,7 @@ class Handoffs:
             engine=engine,
             prefixes=prefixes,
             measured=measured,
+            answers=answers,
             block_tokens=defaults.block_tokens,
             expected_bytes_per_s=defaults.link_bytes_per_s,
         )

@@ -41,6 +41,7 @@ class SenderNode(BaseNode):
             peers=self._peers,
             metrics=parts.metrics,
             measured=parts.measured,
+            answers=lambda: parts.answers.in_use,
             defaults=HandoffDefaults(
                 codec=config.codec,
                 stream=config.stream,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from cachelink_core.codec_spec import Trust, parse_codec
@@ -30,6 +32,7 @@ class HandoffPlanner:
         engine: Engine,
         prefixes: Prefixes,
         measured: Measured,
+        answers: Callable[[], int],
         block_tokens: int,
         expected_bytes_per_s: float,
     ) -> None:
@@ -39,12 +42,14 @@ class HandoffPlanner:
             engine: of the sender's model.
             prefixes: what it holds already.
             measured: what it decides on.
+            answers: under way at this node.
             block_tokens: the prefill schedule.
             expected_bytes_per_s: of a link over which nothing was sent yet.
         """
         self._identity: ModelIdentity = engine.identity
         self._prefixes = prefixes
         self._measured = measured
+        self._answers = answers
         self._shape = shape_of(engine.identity.layers, engine.identity.dtype, block_tokens)
         self._expected_bytes_per_s = expected_bytes_per_s
 
@@ -71,8 +76,12 @@ class HandoffPlanner:
             self._measured.snapshot(),
             receiver.measurements,
             request.receiver,
-            # One answer alternates with a prefill at the receiver; the others go before it.
-            load=Load(link=receiver.transfers, receiver=max(0, receiver.answers - 1)),
+            load=Load(
+                sender_answers=self._answers(),
+                sender_prefills=self._prefixes.running,
+                transfers=receiver.transfers,
+                receiver_answers=receiver.answers,
+            ),
             expected_bytes_per_s=self._expected_bytes_per_s,
             same_model=same_model,
         )

@@ -78,6 +78,12 @@ class Prefixes:
         beginning = self._store.longest_prefix(tenant, ids)
         return 0 if beginning is None else len(beginning.ids)
 
+    @property
+    def running(self) -> int:
+        """Prefills under way."""
+        with self._lock:
+            return len(self._running)
+
     def name_of(self, ids: tuple[int, ...], tenant: str) -> str:
         """The name that the cache of ``ids`` has at this node."""
         return names.cache_id(

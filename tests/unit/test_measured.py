@@ -137,7 +137,7 @@ def test_readings_of_two_nodes_make_the_planners_input():
     measured.prefilled([(0, 256, 0.256)])
     receiver = readings(prefill_token=0.002, query=0.05, answer=0.7, decode_token=0.02)
     found = measures_of(
-        measured.snapshot(), receiver, "far", load=Load(sender=0, link=2, receiver=3)
+        measured.snapshot(), receiver, "far", load=Load(transfers=2, receiver_answers=4)
     )
     assert found.link.bytes_per_s == pytest.approx(1e7)
     assert found.link.fixed_s == pytest.approx(0.004)
@@ -146,10 +146,20 @@ def test_readings_of_two_nodes_make_the_planners_input():
     assert found.rates("int8").encode_bytes_per_s == pytest.approx(1e9)
     assert found.link_queue.wait_s == pytest.approx(2.0)
     assert found.receiver_queue.wait_s == pytest.approx(2.1)
+    assert found.sender_queue.wait_s == 0.0
     assert (found.query_s, found.decode_token_s) == (0.05, 0.02)
     (assumed,) = found.assumed
     assert "native" in assumed
     assert "int8," not in assumed.replace("int8+zstd,", "")
+
+
+def test_one_answer_alternates_with_a_prefill_and_the_others_go_first():
+    ours = readings(answer=0.5, prefill=3.0)
+    waits = [
+        measures_of(ours, (), "", link_bytes_per_s=1.0, load=load).sender_queue.wait_s
+        for load in (Load(sender_answers=1), Load(3), Load(3, 2))
+    ]
+    assert waits == pytest.approx([0.0, 1.0, 7.0])
 
 
 def test_only_the_same_model_may_stand_in():

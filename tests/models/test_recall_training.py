@@ -69,18 +69,18 @@ def test_the_checkpoint_is_the_model_rounded_to_bf16(tmp_path):
 
 def test_training_lowers_the_loss_on_a_batch_it_did_not_see():
     model = untrained_model(SMALL, seed=0)
-    unseen = training_batch(seed=9, step=1, most_facts=4, rows=16)
+    unseen = training_batch(seed=9, step=1, facts=4, rows=16)
     optimizers = OptimizerPair(model, steps=60)
     before = batch_loss(model, unseen)[0].item()
     for step in range(1, 121, 2):
-        batch_loss(model, training_batch(seed=0, step=step, most_facts=4, rows=16))[0].backward()
+        batch_loss(model, training_batch(seed=0, step=step, facts=4, rows=16))[0].backward()
         optimizers.step()
     assert batch_loss(model, unseen)[0].item() < 0.85 * before
 
 
 def test_the_loss_does_not_look_at_padding():
     model = untrained_model(SMALL, seed=0)
-    batch = training_batch(seed=0, step=1, most_facts=6, rows=4)
+    batch = training_batch(seed=0, step=1, facts=6, rows=4)
     padded = replace(
         batch,
         tokens=torch.nn.functional.pad(batch.tokens, (0, 5), value=0),
@@ -100,7 +100,7 @@ def test_every_parameter_has_one_optimizer():
     counts = [sum(len(group["params"]) for group in optimizer) for optimizer in groups]
     assert counts[0] == 7 * SMALL.layers  # q, k, v, o, gate, up, down
     assert sum(counts) == len(before)
-    batch_loss(model, training_batch(seed=0, step=1, most_facts=6, rows=4))[0].backward()
+    batch_loss(model, training_batch(seed=0, step=1, facts=6, rows=4))[0].backward()
     pair.step()
     assert [n for n, p in model.named_parameters() if torch.equal(p, before[n])] == []
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -155,8 +155,6 @@ def test_the_command_trains_and_evaluates(tmp_path):
     trained = runner.invoke(app, arguments)
     assert trained.exit_code == 0, trained.output
     assert "step 2 of 2: loss" in trained.output
-    evaluated = runner.invoke(
-        app, ["evaluate", str(tmp_path), "--documents", "1", "--queries", "1"]
-    )
+    evaluated = runner.invoke(app, ["evaluate", str(tmp_path), "--documents", "1"])
     assert evaluated.exit_code == 0, evaluated.output
-    assert evaluated.output.count("| torch.bfloat16 |") == 7
+    assert evaluated.output.count("recall 0.") == 6

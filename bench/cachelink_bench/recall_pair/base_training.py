@@ -126,7 +126,7 @@ class BaseTrainer:
         left_min = (self.plan.steps - self.step) * step_s / 60
         return (
             f"step {self.step} of {self.plan.steps}: loss {point.loss:.3f}, copies "
-            f"{point.copy_recall:.2f}, training on up to {point.facts} facts, "
+            f"{point.copy_recall:.2f}, training on {point.facts} facts, "
             f"held-out recall {recalls}; "
             f"{step_s:.2f} s a step, {left_min:.0f} min left"
         )

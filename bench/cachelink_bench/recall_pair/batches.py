@@ -36,23 +36,14 @@ class Batch:
     text: torch.Tensor
 
 
-def training_batch(seed: int, step: int, most_facts: int, rows: int) -> Batch:
+def training_batch(seed: int, step: int, facts: int, rows: int) -> Batch:
     """The batch of one step: repeated sequences at even steps, facts at odd ones.
 
     A function of its arguments only, so that a resumed training sees what an uninterrupted one
-    sees. The number of facts is drawn anew for every batch: documents of one length would teach
-    the model to tell documents from queries by position, and to end no answer after a short one.
-
-    Args:
-        seed: of the training.
-        step: of the training.
-        most_facts: a document states 1 to this many facts.
-        rows: sequences in the batch.
+    sees.
     """
     rng = generator(Stream.TRAINING, seed, step)
-    if step % 2 == 0:
-        return repeated_batch(rng, rows)
-    return fact_batch(rng, rows, facts=int(rng.integers(1, most_facts + 1)))
+    return repeated_batch(rng, rows) if step % 2 == 0 else fact_batch(rng, rows, facts)
 
 
 def repeated_batch(rng: np.random.Generator, rows: int) -> Batch:

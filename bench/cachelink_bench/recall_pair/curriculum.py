@@ -1,4 +1,4 @@
-"""How many facts a training document states at most: more whenever the model has learnt so many."""
+"""How many facts a training document states: more whenever the model has learnt the present number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Curriculum:
     """State of the curriculum.
 
     Attributes:
-        facts: most that a document of the next fact batch states.
+        facts: in the documents of the next fact batch.
         average: moving average of recall on training batches since the last promotion.
     """
 

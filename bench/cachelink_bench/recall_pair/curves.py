@@ -24,7 +24,7 @@ class CurvePoint:
 
     Attributes:
         step: training steps done.
-        facts: most that a training document states at that step.
+        facts: per document in the curriculum at that step.
         loss: mean loss of the fact batches since the last point, nats per answer.
         copy_recall: mean share of right predictions in the second copies of repeated sequences
             since the last point: it rises when induction heads form.

@@ -22,7 +22,7 @@ from cachelink_bench.emulation.namespaces import (
 )
 from cachelink_bench.emulation.probes import echo_s, iperf_gbit
 from cachelink_bench.emulation.spec import LinkSpec, parse_link
-from cachelink_bench.emulation.tools import run_tool, try_tool
+from cachelink_bench.emulation.system_commands import run_tool, try_tool
 from cachelink_bench.two_node.results import read_results
 from cachelink_core.engine.loading import load_engine
 from cachelink_core.errors import ConfigError, InternalError

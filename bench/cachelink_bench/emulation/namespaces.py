@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 from cachelink_bench.emulation.delay_line import MTU, delay_line
 from cachelink_bench.emulation.spec import LinkSpec
-from cachelink_bench.emulation.tools import check_tools, run_tool, try_tool
+from cachelink_bench.emulation.system_commands import check_tools, run_tool, try_tool
 from cachelink_core.errors import ConfigError, InternalError
 
 Side = Literal["sender", "receiver"]

@@ -9,7 +9,7 @@ import time
 from typing import Final
 
 from cachelink_bench.emulation.namespaces import ADDRESSES, EmulatedLink
-from cachelink_bench.emulation.tools import run_tool, try_tool
+from cachelink_bench.emulation.system_commands import run_tool, try_tool
 from cachelink_core.errors import InternalError
 
 IPERF_S: Final = 3

@@ -13,7 +13,7 @@ from cachelink_bench.emulation.namespaces import emulated_link
 from cachelink_bench.emulation.nodes import RECEIVER_NAME, emulated_nodes
 from cachelink_bench.emulation.probes import echo_s, iperf_gbit
 from cachelink_bench.emulation.spec import LinkSpec
-from cachelink_bench.emulation.tools import check_tools
+from cachelink_bench.emulation.system_commands import check_tools
 from cachelink_bench.environment import environment
 from cachelink_bench.report import load_average
 from cachelink_bench.two_node.job import Job, run_job, run_job_within

@@ -39,8 +39,8 @@ def self_check(engine: Engine, *, codecs: tuple[str, ...] = ("native", "int8", "
         CacheLinkError: whatever the code path raised.
     """
     began = time.monotonic()
-    top = min(200, engine.identity.max_positions // 2)
-    ids = [1 + (7 * i) % (top - 1) for i in range(min(_PREFIX_TOKENS, top))]
+    tokens = min(_PREFIX_TOKENS, engine.identity.max_positions // 2)
+    ids = [(1 + 7 * i) % min(200, engine.vocabulary_size) for i in range(tokens)]
     own = engine.open_cache(len(ids), _ANSWER_TOKENS + 1, whole=True)
     engine.prefill(own, ids, _BLOCK_TOKENS)
     own.use_window()

@@ -6,7 +6,8 @@
 #
 # It installs nothing and needs no network: it runs from the source tree with the python3 at hand
 # (or $PYTHON). A part whose Python package is not there is skipped, and the table names the package.
-# DIR gets every part's log and JSON document. Exit status 1 if a part failed.
+# DIR gets every part's log and JSON document. Exit status: 0 if every part ran, 1 if one failed,
+# 3 if one was skipped.
 set -uo pipefail
 
 readonly LIMIT_S=465

@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     """Prints the table of a folder that ``gpu_check.sh`` filled.
 
     Returns:
-        1 if a part failed, 0 otherwise; 2 for wrong arguments.
+        0 if every part ran; 1 if one failed; 2 for wrong arguments; 3 if one was skipped.
     """
     if len(argv) != 1 or not (Path(argv[0]) / "parts.tsv").is_file():
         print("usage: python -m cachelink_bench.gpu_table FOLDER", file=sys.stderr)
@@ -38,7 +38,9 @@ def main(argv: Sequence[str]) -> int:
         rows.append((name, f"{seconds} s", ended, ""))
         rows += list(_figures(folder, name))
     print(table(("part", "what", "figure", "goal"), rows))
-    return 1 if any(ended.startswith("FAILED") for _, ended, _ in parts) else 0
+    if any(ended.startswith("FAILED") for _, ended, _ in parts):
+        return 1
+    return 3 if any(ended.startswith("skipped") for _, ended, _ in parts) else 0
 
 
 def _figures(folder: Path, name: str) -> Iterator[Row]:

@@ -184,11 +184,13 @@ def _arms(
 
 
 def _measure(arms: dict[str, Arm], tokens: int, rounds: int, cold_s: Sequence[float]) -> Result:
-    """Alternates the arms, so that a busy machine slows all of them."""
+    """Lets the arms take turns, in an order that rotates, so that a busy machine slows all."""
     runs: dict[str, list[Run]] = {name: [] for name in arms}
+    names = list(arms)
     for number in range(rounds + 1):
-        for name, arm in arms.items():
-            run = arm(tokens)
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            run = arms[name](tokens)
             if number:
                 runs[name].append(run)
     return Result.of(tokens, runs, cold_s)

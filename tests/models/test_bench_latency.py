@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cachelink_bench import latency
+from cachelink_bench import gpu_table, latency
 from cachelink_bench.latency_limits import limits_of, map_flops_per_token
 from cachelink_bench.latency_models import SMOKE_PAIR, from_shape, layer_sets, scaled
 from cachelink_bench.latency_options import parse, parse_tokens, setting_of
@@ -178,3 +178,27 @@ def test_a_stopwatch_adds_up_laps_of_one_name():
     assert list(timing.phases_s) == ["a", "b"]
     assert sum(timing.phases_s.values()) <= timing.total_s
     assert Timing(2.0, {"a": 1.0, "b": 0.5}).sum_error == 0.25
+
+
+def test_the_gpu_table_shows_figures_failures_and_what_was_skipped(smoke, tmp_path, capsys):
+    (tmp_path / "latency.json").write_text(json.dumps(smoke[0]))
+    (tmp_path / "tests.log").write_text("FAILED a\n1 failed, 12 passed in 3.4s\n")
+    parts = tmp_path / "parts.tsv"
+    parts.write_text("latency\tok\t9\n")
+    assert gpu_table.main([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "160 tokens, Ridge + residual" in shown
+    assert "250 ms" not in shown, "the goal is for the full pair alone"
+    parts.write_text("latency\tok\t9\nloopback\tskipped: no Python package grpc\t1\n")
+    assert gpu_table.main([str(tmp_path)]) == 3
+    assert "no Python package grpc" in capsys.readouterr().out
+    parts.write_text("tests\tFAILED: status 1\t4\nloopback\tskipped: no time left\t0\n")
+    assert gpu_table.main([str(tmp_path)]) == 1
+    assert "1 failed, 12 passed" in capsys.readouterr().out
+    full = smoke[0] | {"pair": gpu_table.GOAL_PAIR, "receiver": {"layers": 64}}
+    full["results"] = [full["results"][0] | {"tokens": 32_768}]
+    (tmp_path / "latency.json").write_text(json.dumps(full))
+    parts.write_text("latency\tok\t9\n")
+    assert gpu_table.main([str(tmp_path)]) == 0
+    assert "≤ 250 ms, ≥ 25 times" in capsys.readouterr().out
+    assert gpu_table.main([]) == 2

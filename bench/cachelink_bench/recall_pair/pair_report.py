@@ -43,7 +43,7 @@ def page(figures: dict[str, Any]) -> str:
 
 def draw(figures: dict[str, Any], path: Path) -> None:
     """Recall by facts, and held-out KL over the training."""
-    figure = Figure(figsize=(10.5, 4.0), layout="constrained")
+    figure = Figure(figsize=(10.5, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     counts = list(figures["scores"])
     arms = [arm for arm in ORDER if arm in figures["scores"][counts[0]]]
@@ -54,7 +54,7 @@ def draw(figures: dict[str, Any], path: Path) -> None:
         left.bar(places, heights, width, label=arm)
     left.set_xticks(range(len(counts)), [f"{count} facts" for count in counts])
     left.set_ylabel("recall on held-out documents")
-    left.legend(fontsize="x-small", loc="upper right", bbox_to_anchor=(1.0, 0.9))
+    left.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3)
     for name, points in figures["curves"].items():
         steps = [point["step"] for point in points]
         right.plot(steps, [point["held_out_kl"] for point in points], label=name)
@@ -94,7 +94,8 @@ def _scores_table(figures: dict[str, Any]) -> str:
     return _table(head, rows) + (
         "\n\nRecall: share of single queries whose likeliest next token is the answer; guessing "
         "among the document's actions gives 1/n. KL: native receiver ‖ this, mean over the tokens "
-        "of up to 16 queries with their answers. 48 held-out documents of each size."
+        "of up to 16 queries with their answers. 48 held-out documents of each size. At n = 8 even "
+        "the two native models disagree: their own training ended on documents of 32 facts."
     )
 
 

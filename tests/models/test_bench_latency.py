@@ -13,6 +13,7 @@ from cachelink_bench.latency_options import parse, parse_tokens, setting_of
 from cachelink_bench.stopwatch import Stopwatch, Timing
 from cachelink_bench.transport_shapes import pair_card, pair_names
 from cachelink_core.errors import ConfigError
+from cachelink_core.testing.tiny_models import save_tiny
 from cachelink_core.transport.card import ResidualShape
 
 ARMS = ["native_blocks", "native_one_shot", "ridge", "ridge_residual"]
@@ -151,6 +152,18 @@ def test_a_budget_skips_what_would_take_longer(capsys):
     shown = capsys.readouterr().out
     assert "skipped, beyond the budget of 0 s: [32, 64] tokens" in shown
     assert [r["tokens"] for r in json.loads(shown.splitlines()[-1])["results"]] == [16]
+
+
+@pytest.mark.parametrize("weights", [["--random-weights"], []])
+def test_two_configurations_make_a_pair(weights, tmp_path, capsys):
+    sender = save_tiny("llama", tmp_path / "sender")
+    receiver = save_tiny("qwen3", tmp_path / "receiver", num_hidden_layers=4)
+    models = ["--sender-config", str(sender), "--receiver-config", str(receiver), "--k", "2"]
+    assert latency.main([*models, *weights, "--prefixes", "40", "--query-tokens", "4"]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (document["sender"]["layers"], document["receiver"]["layers"]) == (3, 4)
+    assert document["k"] == 2
+    assert document["results"][0]["arms"]["ridge"]["model_tokens"] == 4
 
 
 @pytest.mark.parametrize("text", ["", "k", "0", "-2k", "2m", "1.5k"])

@@ -1,7 +1,7 @@
 # Everything a person or CI runs. Each target sets .venv up by itself; a second run finds it ready.
 #
 #   make demo                 two daemons hand a real model's cache over, and answer from it
-#   make demo PAIR=folder     the same between two models, with a trained mapper
+#   make demo PAIR=recall     between two different models, with a trained mapper (a name or a folder)
 #   make test                 all tests          (PYTEST_ARGS="tests/unit -k config")
 #   make check                lint, types, imports, generated: each is a target too
 #   make bench                the benchmarks     (BENCH="codecs")

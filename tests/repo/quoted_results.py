@@ -116,6 +116,19 @@ def demo_table(document: Document) -> str:
     )
 
 
+def pair_table(document: Document) -> str:
+    """Of the README: what each cache of the recall pair is good for."""
+    facts = sorted({row["facts"] for row in document["rows"]})
+    heads = [*(f"recall of {n}" for n in facts), *(f"KL of {n}" for n in facts)]
+    rows = [f"| cache | {' | '.join(heads)} |", f"|{'---|' * (1 + len(heads))}"]
+    cells = {(row["arm"], row["facts"]): row for row in document["rows"]}
+    for arm in dict.fromkeys(row["arm"] for row in document["rows"]):
+        recalls = [f"{cells[arm, n]['recall']:.2f}" for n in facts]
+        divergences = [f"{cells[arm, n]['kl']:.3f}" for n in facts]
+        rows.append(f"| {arm} | {' | '.join([*recalls, *divergences])} |")
+    return "\n".join(rows)
+
+
 def _demo_cells(row: Document) -> list[str]:
     moved = row["wire_bytes"] > 0
     same = "yes" if row["equals_re_read"] else f"no, first {row['same_first_tokens']}"

@@ -165,6 +165,8 @@ def test_quoted_results_are_those_of_the_files():
     demo = quoted_results.result("demo-smollm2.json")
     assert quoted_results.codecs_table(codecs) in README, quoted_results.codecs_table(codecs)
     assert quoted_results.demo_table(demo) in README, quoted_results.demo_table(demo)
+    pair = quoted_results.pair_table(quoted_results.result("recall-pair-demo.json"))
+    assert pair in README, pair
     plain = " ".join(README.split())
     assert f"a median of {quoted_results.noise_floor(codecs)}:" in plain
     shifted = quoted_results.median_kl(codecs, "int4 per token, bias 300")

@@ -228,3 +228,19 @@ def test_nan_in_a_block_falls_back_to_reading_with_the_reason(planted, mapped_pa
     assert answer.final.path == "recompute"
     assert "corrupt_chunk" in answer.final.path_reason
     assert "NaN" in answer.final.path_reason
+
+
+def test_auto_learns_what_translating_costs(mapped_pair):
+    sender = mapped_pair.ask_sender
+    first = sender.handoff(TokenIds(IDS), "local", codec="auto", mapper="any")
+    assert (first.trust, first.plan.chosen) == ("mapped", "mapped:native")
+    assert "nothing to predict from yet" in first.plan.why
+    names = {reading.name for reading in sender.ping().measurements}
+    assert {"local/map_token", "local/link"} <= names
+    second = sender.handoff(TokenIds(IDS[:-5]), "local", codec="auto", mapper="any")
+    predicted = {each.way: each for each in second.plan.predictions}
+    assert predicted["mapped:int4"].parts["map"] > 0.0
+    assert predicted["text"].total_s is None  # the receiver's model has read nothing yet
+    assert second.trust == "mapped"
+    with pytest.raises(errors.InsufficientTrust, match="trust is mapped, asked for lossy"):
+        sender.handoff(TokenIds(IDS), "local", codec="native", mapper="any", least_trust="lossy")

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cachelink_bench.recall_pair import words
 from cachelink_bench.recall_pair.models import SHAPES, Role
-from cachelink_bench.recall_pair.recall import recall, recall_by_facts
+from cachelink_bench.recall_pair.recall import recall, recall_by_facts, stop_rate
 from cachelink_bench.recall_pair.task import Document, held_out_documents
 from cachelink_bench.recall_pair.tokenizer import recall_tokenizer
 
@@ -32,7 +32,8 @@ def test_weights_are_bf16_and_small(role):
     path = FOLDER / role / "model.safetensors"
     assert path.stat().st_size < MAX_BYTES
     with safe_open(path, framework="pt") as weights:
-        assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}
+        dtypes = {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
+    assert dtypes == {"BF16"}
 
 
 def test_the_model_has_the_shape_of_its_role(role, model):
@@ -78,11 +79,17 @@ def test_recall_does_not_depend_on_padding(model):
     assert recall(model, documents, queries=2) == right / 8
 
 
+def test_the_model_ends_its_answers_after_long_documents(model):
+    """After short ones it often does not: the model folder's README has the rates."""
+    assert stop_rate(model, held_out_documents(8, 32, SEED), queries=4) >= 0.95
+
+
 def test_an_answer_reads_as_text_and_stops(role, model):
     tokenizer = AutoTokenizer.from_pretrained(FOLDER / role)
-    prefix = "Ada sings. the wind turns softly. Leo cooks. Zoe sails."
-    inputs = tokenizer(prefix + " ? Leo", return_tensors="pt")
+    document = held_out_documents(1, 32, SEED)[0]
+    subject, action = next(iter(document.facts.items()))
+    inputs = tokenizer(f"{document.text} ? {subject}", return_tensors="pt")
     output = model.generate(**inputs, max_new_tokens=8, do_sample=False)
     new = output[0, inputs.input_ids.shape[1] :]
     assert new[-1] == tokenizer.eos_token_id
-    assert tokenizer.decode(new, skip_special_tokens=True) == "cooks"
+    assert tokenizer.decode(new, skip_special_tokens=True) == action

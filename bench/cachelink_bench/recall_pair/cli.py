@@ -14,13 +14,15 @@ from cachelink_bench.recall_pair.models import BASE_SEEDS, SHAPES, Role
 from cachelink_bench.recall_pair.pair_commands import pair_app
 from cachelink_bench.recall_pair.plan import BaseTraining
 from cachelink_bench.recall_pair.plot import plot_curves
-from cachelink_bench.recall_pair.recall import recall_by_facts
+from cachelink_bench.recall_pair.recall import recall, stop_rate
+from cachelink_bench.recall_pair.task import held_out_documents
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_show_locals=False)
 app.add_typer(pair_app, name="pair")
 
 DEFAULT_STEPS = 1_600
 EVALUATE_SEED = 1
+EVALUATE_FACTS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @app.command("train-base")
@@ -55,10 +57,12 @@ def evaluate(
     queries: Annotated[int, typer.Option(min=1, help="Asked of each document.")] = 8,
     seed: Annotated[int, typer.Option(help="Of the documents.")] = EVALUATE_SEED,
 ) -> None:
-    """Print the recall of a trained model on held-out documents, in bfloat16 and float32."""
+    """Print how a trained model does on held-out documents, in bfloat16 and float32."""
     torch.set_num_threads(1)
+    print("| dtype | facts | recall | answers ended |\n|---|---|---|---|")
     for dtype in (torch.bfloat16, torch.float32):
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-        recalls = recall_by_facts(loaded, documents=documents, queries=queries, seed=seed)
-        for facts, recall in recalls.items():
-            print(f"{dtype}: recall {recall:.4f} of {facts} facts")
+        for facts in EVALUATE_FACTS:
+            drawn = held_out_documents(documents, facts, seed)
+            right, ended = recall(loaded, drawn, queries), stop_rate(loaded, drawn, queries)
+            print(f"| {dtype} | {facts} | {right:.4f} | {ended:.4f} |", flush=True)

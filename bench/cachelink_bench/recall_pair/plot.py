@@ -33,11 +33,12 @@ def plot_curves(curves: Mapping[str, Sequence[Path]], out: Path) -> None:
             points = read_curves(path)
             _draw_recall(axes[0][column], points, main=rank == 0)
             _draw_loss(axes[1][column], points, main=rank == 0)
-        axes[0][column].set_title(f"{model}, {len(paths)} seeds (thin: not committed)")
+        others = f", and {len(paths) - 1} more seeds (thin)" if len(paths) > 1 else ""
+        axes[0][column].set_title(f"{model}{others}")
         axes[1][column].set_xlabel("training step")
     axes[0][0].set_ylabel("share of right answers")
-    axes[1][0].set_ylabel("loss on documents (nats a token)")
-    axes[0][0].legend(loc="upper left", fontsize="small")
+    axes[1][0].set_ylabel("loss (nats): answers + 0.05 × text")
+    axes[0][0].legend(loc="center right", fontsize="small", title="held-out, facts a document")
     figure.savefig(out, dpi=150)
 
 
@@ -50,7 +51,7 @@ def _draw_recall(axes: Axes, points: list[CurvePoint], *, main: bool) -> None:
         )
     if main:
         copies = [point.copy_recall for point in points]
-        label = "repeated sequences (training)"
+        label = "copies, in training"
         axes.plot(steps, copies, color=COPY_COLOUR, linestyle=":", label=label)
     axes.set_ylim(-0.02, 1.02)
     axes.grid(alpha=0.3)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import torch
 from transformers import PreTrainedModel
 
 from cachelink_bench.recall_pair.task import Document, held_out_documents
-from cachelink_bench.recall_pair.words import PAD_ID
+from cachelink_bench.recall_pair.words import EOS_ID, PAD_ID
 
 FACT_COUNTS: Final = (8, 16, 32)
 """Facts per document at which recall is reported."""
@@ -40,20 +40,39 @@ def recall_by_facts(
     }
 
 
-@torch.inference_mode()
 def recall(model: PreTrainedModel, documents: Iterable[Document], queries: int) -> float:
     """Share of queries whose most likely next token is the answer, each asked on its own."""
-    rows = [
-        ((*drawn.prefix_ids, *query_ids), answer_id)
-        for drawn in documents
-        for query_ids, answer_id in drawn.queries[:queries]
-    ]
+    return _share_right(
+        model,
+        [
+            ((*drawn.prefix_ids, *query_ids), answer_id)
+            for drawn in documents
+            for query_ids, answer_id in drawn.queries[:queries]
+        ],
+    )
+
+
+def stop_rate(model: PreTrainedModel, documents: Iterable[Document], queries: int) -> float:
+    """Share of right answers, each given to the model, after which it would end with ``<eos>``."""
+    return _share_right(
+        model,
+        [
+            ((*drawn.prefix_ids, *query_ids, answer_id), EOS_ID)
+            for drawn in documents
+            for query_ids, answer_id in drawn.queries[:queries]
+        ],
+    )
+
+
+@torch.inference_mode()
+def _share_right(model: PreTrainedModel, rows: Sequence[tuple[tuple[int, ...], int]]) -> float:
+    """Share of texts whose most likely next token is the wanted one."""
     was_training = model.training
     model.eval()
     right = 0
     for start in range(0, len(rows), ROWS_PER_FORWARD):
-        texts, answers = zip(*rows[start : start + ROWS_PER_FORWARD], strict=True)
-        right += int((_next_tokens(model, texts) == torch.tensor(answers)).sum())
+        texts, wanted = zip(*rows[start : start + ROWS_PER_FORWARD], strict=True)
+        right += int((_next_tokens(model, texts) == torch.tensor(wanted)).sum())
     model.train(was_training)
     return right / len(rows)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.nn import functional as F  # noqa: N812
@@ -26,11 +26,12 @@ from cachelink_bench.recall_pair.models import untrained_model
 from cachelink_bench.recall_pair.optimizers import OptimizerPair
 from cachelink_bench.recall_pair.plan import BaseTraining
 from cachelink_bench.recall_pair.recall import recall_by_facts
+from cachelink_bench.recall_pair.training_state import load_state, save_state
 
 TEXT_WEIGHT: Final = 0.05
 """Weight of the plain language-model loss beside the loss on answers."""
 
-STATE_FILE: Final = "training_state.pt"
+STATE_FILE: Final = "training_state.safetensors"
 CURVES_FILE: Final = "curves.csv"
 EVALUATION_SEED: Final = 0
 EVALUATION_DOCUMENTS: Final = 16
@@ -141,12 +142,10 @@ class BaseTrainer:
             "losses": self._losses,
             "copy_recalls": self._copy_recalls,
         }
-        draft = self.folder / f"{STATE_FILE}.part"
-        torch.save(state, draft)
-        draft.replace(self.folder / STATE_FILE)
+        save_state(self.folder / STATE_FILE, state)
 
     def _resume(self) -> None:
-        state: dict[str, Any] = torch.load(self.folder / STATE_FILE, weights_only=True)
+        state = load_state(self.folder / STATE_FILE)
         if state["plan"] != asdict(self.plan):
             raise ValueError(
                 f"{self.folder} holds a training of {state['plan']}, not of {asdict(self.plan)}"

@@ -214,11 +214,12 @@ def _frames(requests: Iterator[bytes], watchdog: Watchdog, stall_s: float) -> It
         watchdog.arm()
         try:
             data = next(requests)
-        except StopIteration:
-            return
-        except grpc.RpcError:
+        except (StopIteration, grpc.RpcError) as ended:
+            # A call that is cancelled here ends its requests in either way: it is a race.
             if watchdog.stalled:
                 raise LinkTimeout(f"no frame came for {stall_s:g} s") from None
+            if isinstance(ended, StopIteration):
+                return
             raise PeerGone(
                 "the stream broke: its sender died, gave up or ran out of time"
             ) from None

@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     logs.install("error", "console")
     try:
-        document = _run(options, " ".join(["cachelink-bench planner", *argv]))
+        document = _run(options)
     except CacheLinkError as error:
         print(f"cachelink-bench planner: {error}", file=sys.stderr)
         return 1
@@ -91,7 +91,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _run(options: argparse.Namespace, command: str) -> Document:
+def _command(options: argparse.Namespace) -> str:
+    """What makes the same runs; where the result went is nobody's business."""
+    given = {name: value for name, value in vars(options).items() if name != "json"}
+    return " ".join(["cachelink-bench planner", *(f"--{n} {v}" for n, v in given.items())])
+
+
+def _run(options: argparse.Namespace) -> Document:
     lengths = tuple(int(each) for each in options.tokens.split(","))
     specs = [parse_link(rate) for rate in options.emulate.split(",")]
     load = load_average()
@@ -120,7 +126,7 @@ def _run(options: argparse.Namespace, command: str) -> Document:
     return Document(
         format=FORMAT,
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        command=command,
+        command=_command(options),
         model=options.model,
         environment=environment(),
         load_average=load,

@@ -7,6 +7,7 @@ runs are in the log file meanwhile, and progress is shown on standard error.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -104,7 +105,11 @@ def run_job_within(within: Sequence[str], job: Job) -> dict[str, object]:
         CacheLinkError: as the process raised it.
     """
     command = [*within, sys.executable, "-m", __name__]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    # gRPC would write to the terminal that a daemon which ends has said goodbye.
+    quiet = {"GRPC_VERBOSITY": "ERROR", **os.environ}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=quiet
+    ) as process:
         try:
             output, _ = process.communicate(msgspec.json.encode(job))
         finally:
@@ -126,6 +131,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(_END_S)
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
 
 
 def _revived(kind: type[CacheLinkError], message: str) -> CacheLinkError:

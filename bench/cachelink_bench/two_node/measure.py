@@ -26,6 +26,9 @@ from cachelink_core.rpc.types import Context, Phases
 DEADLINE_S: Final = 3600.0
 """For one prefill or answer: a long document on a slow machine."""
 
+FORGET_DEADLINE_S: Final = 3.0
+"""For an eviction: after Ctrl-C the daemon may be ending as well."""
+
 OnWork = Callable[[str, float], None]
 """Told what runs now, and how much work ended before it."""
 
@@ -212,17 +215,17 @@ class Measurement:
     def _ask(self, context: Context, question: str) -> Said:
         ids: list[int] = []
         first_s = 0.0
-        answer = self._nodes.receiver.answer(
+        with self._nodes.receiver.answer(
             context,
             Question(question),
             sampling=Sampling(max_new_tokens=self._plan.decode, ignore_eos=True),
             deadline_s=DEADLINE_S,
-        )
-        for delta in answer:
-            if delta.token_ids and not ids:
-                first_s = time.monotonic()
-            ids += delta.token_ids
-        ended_s = time.monotonic()
+        ) as answer:
+            for delta in answer:
+                if delta.token_ids and not ids:
+                    first_s = time.monotonic()
+                ids += delta.token_ids
+            ended_s = time.monotonic()
         assert answer.final is not None, "the answer was read to its end"
         return Said(tuple(ids), first_s, ended_s, answer.final.path, answer.final.phases)
 
@@ -269,7 +272,7 @@ def _weight(subject: Subject, name: str) -> float:
 
 def _forget(client: SenderClient | ReceiverClient, cache_id: str) -> None:
     with suppress(CacheLinkError):  # it is gone, or the node is: nothing to clean up
-        client.evict(cache_id)
+        client.evict(cache_id, deadline_s=FORGET_DEADLINE_S)
 
 
 def _check(subject: Subject, what: str, found: object, wanted: object) -> None:

@@ -161,7 +161,9 @@ def _moves_text(figures: dict[str, Any]) -> str:
     return (
         "Error: ‖native − mapped‖² / ‖native‖², the mean over layers, position 0 left out. Its "
         "change against Ridge:\n\n" + "\n".join(lines) + "\n\nThe paper's changed by less than "
-        "0.4 %. Here the residual finds another cache that the receiver reads the same way."
+        "0.4 %. Left alone, the residual finds another cache that the receiver reads the same way. "
+        "The variant whose loss has a penalty on ‖Δ‖² / ‖Ridge‖² shows how much of that move is "
+        "needed: compare its recall and its error."
     )
 
 

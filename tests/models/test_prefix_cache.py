@@ -71,6 +71,7 @@ def test_a_cache_takes_the_bytes_that_were_announced(tokens, whole):
 
 
 ALLOCATE = """
+import psutil
 from cachelink_core.identity import LayerGeometry
 from cachelink_core.kv.prefix_cache import PrefixCache
 

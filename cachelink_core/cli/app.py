@@ -19,7 +19,7 @@ from cachelink_core.cli.ping import ping
 from cachelink_core.cli.plan import plan
 from cachelink_core.cli.versions import versions
 from cachelink_core.fit.cli_commands import fit_command, solve_command
-from cachelink_core.fit.train_commands import gate_command, train_command
+from cachelink_core.fit.train_commands import convert_command, gate_command, train_command
 from cachelink_core.manifest import MIN_READER_VERSION, SCHEMA_VERSION
 
 app = typer.Typer(
@@ -61,6 +61,7 @@ _COMMANDS: Final = (
     (verify, "verify", "Check a manifest, a spilled cache or a mapper."),
     (reporting(fit_command), "fit", "Fit a mapper from one model's cache to another's."),
     (reporting(solve_command), "solve", "Make another mapper of saved moments."),
+    (reporting(convert_command), "convert", "Make training lines of a public data set."),
     (reporting(train_command), "train", "Train a mapper's residual through the frozen receiver."),
     (reporting(gate_command), "gate", "Judge a mapper on held-out text."),
     (show_version, "version", "Show versions."),

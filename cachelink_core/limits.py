@@ -9,7 +9,6 @@ from typing import Final
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
-GIB: Final = 1024 * MIB
 
 MAX_PREFIX_TOKENS: Final = 262_144
 """Token ids in one manifest: 1 MiB as u32, so that the header still fits one control message."""

@@ -34,9 +34,6 @@ from cachelink_core.codec_spec import (
     wire_dtype,
 )
 
-SCALE_BYTES = 2
-"""Of one scale: bfloat16, for keys and values."""
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedSegment:

@@ -12,11 +12,8 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from cachelink_core.codecs.native import Bytes
-
-Items = npt.NDArray[np.unsignedinteger]
 
 ITEM_TYPES: Final[dict[int, type[np.unsignedinteger]]] = {2: np.uint16, 4: np.uint32}
 """Item widths that have planes."""

@@ -52,11 +52,6 @@ class HFTokens:
             alone != tuple(_encode(self._plain, _ANCHOR + "a"))[len(self._anchor_ids) :]
         )
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether a document goes into a template unless it is asked not to."""
-        return self._chat is not None
-
     def document(self, text: str, *, chat: bool | None = None) -> Prefix:
         """Tokenizes a document as a prefix; see ``engine/base.py``.
 

@@ -1,0 +1,36 @@
+"""The way into a daemon's process: resolve the configuration, live one life, say why not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+from cachelink_core import logs
+from cachelink_core.config import DaemonConfig, load_config
+from cachelink_core.errors import CacheLinkError, ConfigError
+from cachelink_core.node.daemon import NodeDaemon
+
+EXIT_CONFIG = 2
+EXIT_FAILED = 1
+
+C = TypeVar("C", bound=DaemonConfig)
+
+
+def run_daemon(config_class: type[C], build: Callable[[C], NodeDaemon[C]]) -> int:
+    """Runs a daemon with this process's arguments and environment; returns the exit status.
+
+    0 after a drain, 1 when work was cut or the start failed, 2 for a wrong configuration.
+
+    Args:
+        config_class: its options, and its name for messages.
+        build: from the resolved configuration to a daemon that is not started yet.
+    """
+    try:
+        config = load_config(config_class, sys.argv[1:], os.environ)
+        logs.install(config.log.level, config.log.format)
+        return build(config).run()
+    except CacheLinkError as error:
+        sys.stderr.write(f"{config_class.program}: {error}\n")
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from cachelink_core.rpc.pb.cachelink.v1 import common_pb2 as cachelink_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63\x61\x63helink/v1/transfer.proto\x12\x0c\x63\x61\x63helink.v1\x1a\x19\x63\x61\x63helink/v1/common.proto\";\n\x0eReserveRequest\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\x17\n\x0fmanifest_digest\x18\x02 \x01(\x0c\"\xff\x01\n\x0fReserveResponse\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x10\n\x08\x63\x61\x63he_id\x18\x02 \x01(\t\x12\x16\n\x0ereceiver_epoch\x18\x03 \x01(\t\x12\x0f\n\x07lease_s\x18\x04 \x01(\x01\x12\x13\n\x0bheld_blocks\x18\x05 \x03(\r\x12\x0e\n\x06mapper\x18\x06 \x01(\t\x12\r\n\x05\x63odec\x18\x07 \x01(\t\x12)\n\tendpoints\x18\x08 \x03(\x0b\x32\x16.cachelink.v1.Endpoint\x12\x19\n\x11\x61lready_installed\x18\t \x01(\x08\x12\x12\n\nallocate_s\x18\n \x01(\x01\x12\x0f\n\x07\x63heck_s\x18\x0b \x01(\x01\"+\n\x08\x45ndpoint\x12\x0e\n\x06scheme\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xa8\x01\n\x11PushChunksRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x1a.cachelink.v1.TransferOpen\x12,\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x1c.cachelink.v1.TransferCommit\x12\r\n\x05\x62lock\x18\x03 \x01(\r\x12\x0b\n\x03run\x18\x04 \x01(\r\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\":\n\x0cTransferOpen\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x16\n\x0ereceiver_epoch\x18\x02 \x01(\t\"3\n\x0eTransferCommit\x12\x0c\n\x04seal\x18\x01 \x01(\x0c\x12\x13\n\x0bseal_digest\x18\x02 \x01(\x0c\"\xa4\x02\n\x12PushChunksResponse\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x10\n\x08\x63\x61\x63he_id\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06tail_s\x18\x04 \x01(\x01\x12\x0e\n\x06load_s\x18\x05 \x01(\x01\x12\x13\n\x0bload_busy_s\x18\x06 \x01(\x01\x12\x11\n\tinstall_s\x18\x07 \x01(\x01\x12\x13\n\x0btransform_s\x18\x08 \x01(\x01\x12\x15\n\rdevice_wait_s\x18\t \x01(\x01\x12\x15\n\rverified_at_s\x18\n \x03(\x01\x12\x16\n\x0einstalled_at_s\x18\x0b \x03(\x01\x12\x12\n\nwire_bytes\x18\x0c \x01(\x04\x12\x13\n\x0b\x63hunk_count\x18\r \x01(\r\x12\r\n\x05trust\x18\x0e \x01(\t\"\'\n\x11GetHandoffRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\"\x8c\x01\n\x12GetHandoffResponse\x12\r\n\x05state\x18\x01 \x01(\t\x12\x17\n\x0fverified_blocks\x18\x02 \x03(\r\x12\x10\n\x08\x63\x61\x63he_id\x18\x03 \x01(\t\x12&\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x17.cachelink.v1.ErrorInfo\x12\x14\n\x0clease_left_s\x18\x05 \x01(\x01\">\n\x10HeartbeatRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x16\n\x0ereceiver_epoch\x18\x02 \x01(\t\"$\n\x11HeartbeatResponse\x12\x0f\n\x07lease_s\x18\x01 \x01(\x01\"/\n\x0c\x41\x62ortRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x01(\t\"$\n\rAbortResponse\x12\x13\n\x0b\x66reed_bytes\x18\x01 \x01(\x04\x32\x8d\x03\n\x0fTransferService\x12\x46\n\x07Reserve\x12\x1c.cachelink.v1.ReserveRequest\x1a\x1d.cachelink.v1.ReserveResponse\x12Q\n\nPushChunks\x12\x1f.cachelink.v1.PushChunksRequest\x1a .cachelink.v1.PushChunksResponse(\x01\x12O\n\nGetHandoff\x12\x1f.cachelink.v1.GetHandoffRequest\x1a .cachelink.v1.GetHandoffResponse\x12L\n\tHeartbeat\x12\x1e.cachelink.v1.HeartbeatRequest\x1a\x1f.cachelink.v1.HeartbeatResponse\x12@\n\x05\x41\x62ort\x12\x1a.cachelink.v1.AbortRequest\x1a\x1b.cachelink.v1.AbortResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63\x61\x63helink/v1/transfer.proto\x12\x0c\x63\x61\x63helink.v1\x1a\x19\x63\x61\x63helink/v1/common.proto\";\n\x0eReserveRequest\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\x17\n\x0fmanifest_digest\x18\x02 \x01(\x0c\"\xff\x01\n\x0fReserveResponse\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x10\n\x08\x63\x61\x63he_id\x18\x02 \x01(\t\x12\x16\n\x0ereceiver_epoch\x18\x03 \x01(\t\x12\x0f\n\x07lease_s\x18\x04 \x01(\x01\x12\x13\n\x0bheld_blocks\x18\x05 \x03(\r\x12\x0e\n\x06mapper\x18\x06 \x01(\t\x12\r\n\x05\x63odec\x18\x07 \x01(\t\x12)\n\tendpoints\x18\x08 \x03(\x0b\x32\x16.cachelink.v1.Endpoint\x12\x19\n\x11\x61lready_installed\x18\t \x01(\x08\x12\x12\n\nallocate_s\x18\n \x01(\x01\x12\x0f\n\x07\x63heck_s\x18\x0b \x01(\x01\";\n\x08\x45ndpoint\x12\x0e\n\x06scheme\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\"\xa8\x01\n\x11PushChunksRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x1a.cachelink.v1.TransferOpen\x12,\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x1c.cachelink.v1.TransferCommit\x12\r\n\x05\x62lock\x18\x03 \x01(\r\x12\x0b\n\x03run\x18\x04 \x01(\r\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"J\n\x0cTransferOpen\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x16\n\x0ereceiver_epoch\x18\x02 \x01(\t\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\"3\n\x0eTransferCommit\x12\x0c\n\x04seal\x18\x01 \x01(\x0c\x12\x13\n\x0bseal_digest\x18\x02 \x01(\x0c\"\xa4\x02\n\x12PushChunksResponse\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x10\n\x08\x63\x61\x63he_id\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06tail_s\x18\x04 \x01(\x01\x12\x0e\n\x06load_s\x18\x05 \x01(\x01\x12\x13\n\x0bload_busy_s\x18\x06 \x01(\x01\x12\x11\n\tinstall_s\x18\x07 \x01(\x01\x12\x13\n\x0btransform_s\x18\x08 \x01(\x01\x12\x15\n\rdevice_wait_s\x18\t \x01(\x01\x12\x15\n\rverified_at_s\x18\n \x03(\x01\x12\x16\n\x0einstalled_at_s\x18\x0b \x03(\x01\x12\x12\n\nwire_bytes\x18\x0c \x01(\x04\x12\x13\n\x0b\x63hunk_count\x18\r \x01(\r\x12\r\n\x05trust\x18\x0e \x01(\t\"\'\n\x11GetHandoffRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\"\x8c\x01\n\x12GetHandoffResponse\x12\r\n\x05state\x18\x01 \x01(\t\x12\x17\n\x0fverified_blocks\x18\x02 \x03(\r\x12\x10\n\x08\x63\x61\x63he_id\x18\x03 \x01(\t\x12&\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x17.cachelink.v1.ErrorInfo\x12\x14\n\x0clease_left_s\x18\x05 \x01(\x01\">\n\x10HeartbeatRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x16\n\x0ereceiver_epoch\x18\x02 \x01(\t\"$\n\x11HeartbeatResponse\x12\x0f\n\x07lease_s\x18\x01 \x01(\x01\"/\n\x0c\x41\x62ortRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x01(\t\"$\n\rAbortResponse\x12\x13\n\x0b\x66reed_bytes\x18\x01 \x01(\x04\x32\x8d\x03\n\x0fTransferService\x12\x46\n\x07Reserve\x12\x1c.cachelink.v1.ReserveRequest\x1a\x1d.cachelink.v1.ReserveResponse\x12Q\n\nPushChunks\x12\x1f.cachelink.v1.PushChunksRequest\x1a .cachelink.v1.PushChunksResponse(\x01\x12O\n\nGetHandoff\x12\x1f.cachelink.v1.GetHandoffRequest\x1a .cachelink.v1.GetHandoffResponse\x12L\n\tHeartbeat\x12\x1e.cachelink.v1.HeartbeatRequest\x1a\x1f.cachelink.v1.HeartbeatResponse\x12@\n\x05\x41\x62ort\x12\x1a.cachelink.v1.AbortRequest\x1a\x1b.cachelink.v1.AbortResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,27 +37,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESERVERESPONSE']._serialized_start=134
   _globals['_RESERVERESPONSE']._serialized_end=389
   _globals['_ENDPOINT']._serialized_start=391
-  _globals['_ENDPOINT']._serialized_end=434
-  _globals['_PUSHCHUNKSREQUEST']._serialized_start=437
-  _globals['_PUSHCHUNKSREQUEST']._serialized_end=605
-  _globals['_TRANSFEROPEN']._serialized_start=607
-  _globals['_TRANSFEROPEN']._serialized_end=665
-  _globals['_TRANSFERCOMMIT']._serialized_start=667
-  _globals['_TRANSFERCOMMIT']._serialized_end=718
-  _globals['_PUSHCHUNKSRESPONSE']._serialized_start=721
-  _globals['_PUSHCHUNKSRESPONSE']._serialized_end=1013
-  _globals['_GETHANDOFFREQUEST']._serialized_start=1015
-  _globals['_GETHANDOFFREQUEST']._serialized_end=1054
-  _globals['_GETHANDOFFRESPONSE']._serialized_start=1057
-  _globals['_GETHANDOFFRESPONSE']._serialized_end=1197
-  _globals['_HEARTBEATREQUEST']._serialized_start=1199
-  _globals['_HEARTBEATREQUEST']._serialized_end=1261
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1263
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1299
-  _globals['_ABORTREQUEST']._serialized_start=1301
-  _globals['_ABORTREQUEST']._serialized_end=1348
-  _globals['_ABORTRESPONSE']._serialized_start=1350
-  _globals['_ABORTRESPONSE']._serialized_end=1386
-  _globals['_TRANSFERSERVICE']._serialized_start=1389
-  _globals['_TRANSFERSERVICE']._serialized_end=1786
+  _globals['_ENDPOINT']._serialized_end=450
+  _globals['_PUSHCHUNKSREQUEST']._serialized_start=453
+  _globals['_PUSHCHUNKSREQUEST']._serialized_end=621
+  _globals['_TRANSFEROPEN']._serialized_start=623
+  _globals['_TRANSFEROPEN']._serialized_end=697
+  _globals['_TRANSFERCOMMIT']._serialized_start=699
+  _globals['_TRANSFERCOMMIT']._serialized_end=750
+  _globals['_PUSHCHUNKSRESPONSE']._serialized_start=753
+  _globals['_PUSHCHUNKSRESPONSE']._serialized_end=1045
+  _globals['_GETHANDOFFREQUEST']._serialized_start=1047
+  _globals['_GETHANDOFFREQUEST']._serialized_end=1086
+  _globals['_GETHANDOFFRESPONSE']._serialized_start=1089
+  _globals['_GETHANDOFFRESPONSE']._serialized_end=1229
+  _globals['_HEARTBEATREQUEST']._serialized_start=1231
+  _globals['_HEARTBEATREQUEST']._serialized_end=1293
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1295
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1331
+  _globals['_ABORTREQUEST']._serialized_start=1333
+  _globals['_ABORTREQUEST']._serialized_end=1380
+  _globals['_ABORTRESPONSE']._serialized_start=1382
+  _globals['_ABORTRESPONSE']._serialized_end=1418
+  _globals['_TRANSFERSERVICE']._serialized_start=1421
+  _globals['_TRANSFERSERVICE']._serialized_end=1818
 # @@protoc_insertion_point(module_scope)

@@ -80,7 +80,7 @@ class ReserveResponse(_message.Message):
 
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___Endpoint]:
-        """Data planes, the preferred one first. "grpc" is this channel."""
+        """Data planes that this receiver offers, the preferred one first. "grpc" is this channel."""
 
     def __init__(
         self,
@@ -111,17 +111,23 @@ class Endpoint(_message.Message):
 
     SCHEME_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
     scheme: _builtins.str
+    """"grpc" or "tcp"."""
     address: _builtins.str
+    """host:port; without a host, the host at which the receiver was called."""
+    ticket: _builtins.bytes
+    """To be shown in open, on a plane whose connections carry no token of their own."""
     def __init__(
         self,
         *,
         scheme: _builtins.str = ...,
         address: _builtins.str = ...,
+        ticket: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "scheme", b"scheme"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "scheme", b"scheme", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -175,17 +181,21 @@ class TransferOpen(_message.Message):
 
     HANDOFF_ID_FIELD_NUMBER: _builtins.int
     RECEIVER_EPOCH_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
     handoff_id: _builtins.str
     receiver_epoch: _builtins.str
+    ticket: _builtins.bytes
+    """Of the endpoint; empty on the gRPC plane."""
     def __init__(
         self,
         *,
         handoff_id: _builtins.str = ...,
         receiver_epoch: _builtins.str = ...,
+        ticket: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff_id", b"handoff_id", "receiver_epoch", b"receiver_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff_id", b"handoff_id", "receiver_epoch", b"receiver_epoch", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,6 +33,8 @@ class BaseNode:
 
     role: Role
     epoch: str
+    version = __version__
+    """Of the distribution, as the node tells it."""
 
     def __init__(
         self,
@@ -133,7 +135,7 @@ class BaseNode:
         parts = self.parts
         return NodeInfo(
             role=self.role,
-            version=__version__,
+            version=self.version,
             schema_version=SCHEMA_VERSION,
             epoch=self.epoch,
             identity=parts.engine.identity,

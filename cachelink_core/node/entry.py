@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from cachelink_core import logs
@@ -18,17 +18,22 @@ EXIT_FAILED = 1
 C = TypeVar("C", bound=DaemonConfig)
 
 
-def run_daemon(config_class: type[C], build: Callable[[C], NodeDaemon[C]]) -> int:
-    """Runs a daemon with this process's arguments and environment; returns the exit status.
+def run_daemon(
+    config_class: type[C],
+    build: Callable[[C], NodeDaemon[C]],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Runs a daemon with this process's environment; returns the exit status.
 
     0 after a drain, 1 when work was cut or the start failed, 2 for a wrong configuration.
 
     Args:
         config_class: its options, and its name for messages.
         build: from the resolved configuration to a daemon that is not started yet.
+        argv: its options; None for this process's.
     """
     try:
-        config = load_config(config_class, sys.argv[1:], os.environ)
+        config = load_config(config_class, sys.argv[1:] if argv is None else argv, os.environ)
         logs.install(config.log.level, config.log.format)
         return build(config).run()
     except CacheLinkError as error:

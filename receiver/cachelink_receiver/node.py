@@ -13,6 +13,7 @@ from cachelink_core.node.parts import NodeParts
 from cachelink_core.rpc.handlers import Call, Frame
 from cachelink_core.rpc.transfer_types import HandoffStatus, PushReceipt, Reservation
 from cachelink_receiver.config import ReceiverConfig
+from cachelink_receiver.incoming import ChunkSink
 from cachelink_receiver.mappers import Mappers
 from cachelink_receiver.transfers import TransferLimits, Transfers
 
@@ -22,8 +23,13 @@ class ReceiverNode(BaseNode):
 
     role: Role = "receiver"
 
-    def __init__(self, parts: NodeParts) -> None:
-        """Builds the receiver on the parts of one node."""
+    def __init__(self, parts: NodeParts, sink: type[ChunkSink] = ChunkSink) -> None:
+        """Builds the receiver on the parts of one node.
+
+        Args:
+            parts: of the node.
+            sink: takes the chunks of a handoff.
+        """
         config = _receiver_config(parts.config)
         self.transfers = Transfers(
             engine=parts.engine,
@@ -34,6 +40,7 @@ class ReceiverNode(BaseNode):
             mappers=Mappers.load(
                 config.mappers, parts.engine, allow_failed_gate=config.allow_failed_gate
             ),
+            sink=sink,
         )
         self.epoch = self.transfers.epoch
         super().__init__(

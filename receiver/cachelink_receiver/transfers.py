@@ -72,6 +72,7 @@ class Transfers:
         metrics: Metrics,
         allowed: TransferLimits,
         mappers: Mappers,
+        sink: type[ChunkSink] = ChunkSink,
     ) -> None:
         """Binds the node's parts; ``start`` begins to watch the leases."""
         self.epoch = mint_id()
@@ -81,6 +82,7 @@ class Transfers:
         self._metrics = metrics
         self._allowed = allowed
         self._mappers = mappers
+        self._sink = sink
         self._table = HandoffTable()
         self._stopping = threading.Event()
         self._reaper = threading.Thread(target=self._reap, name="leases", daemon=True)
@@ -241,7 +243,7 @@ class Transfers:
         )  # fmt: skip
 
     def _receive(self, incoming: Incoming, frames: Iterator[Frame], call: Call) -> PushReceipt:
-        sink = ChunkSink(self._engine, incoming)
+        sink = self._sink(self._engine, incoming)
         marks = incoming.marks
         for frame in frames:
             marks.last_frame_s = time.monotonic()

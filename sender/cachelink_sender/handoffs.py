@@ -79,6 +79,7 @@ class Handoffs:
         measured: Measured,
         answers: Callable[[], int],
         defaults: HandoffDefaults,
+        pump: type[Pump] = Pump,
     ) -> None:
         """Binds the node's parts; ``answers`` says how many are under way here."""
         self.epoch = mint_id()
@@ -89,6 +90,7 @@ class Handoffs:
         self._metrics = metrics
         self._measured = measured
         self._defaults = defaults
+        self._pump = pump
         self._planner = HandoffPlanner(
             engine=engine,
             prefixes=prefixes,
@@ -201,7 +203,7 @@ class Handoffs:
                 events.Admit(reservation.cache_id, frozenset(reservation.held_blocks)),
                 time.monotonic(),
             )
-            pump = Pump(self._engine, header, session, job, call.cancelled)
+            pump = self._pump(self._engine, header, session, job, call.cancelled)
             push = Push(client, pump, self._deadline_s(header, job), call)
             stack.callback(push.close, header.handoff_id)
             yield from push.progress(header, job)

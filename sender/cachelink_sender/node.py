@@ -16,6 +16,7 @@ from cachelink_sender.config import SenderConfig
 from cachelink_sender.handoffs import HandoffDefaults, Handoffs
 from cachelink_sender.peers import Peers
 from cachelink_sender.prefixes import HeldReader, Prefixes
+from cachelink_sender.pump import Pump
 
 
 class SenderNode(BaseNode):
@@ -23,8 +24,13 @@ class SenderNode(BaseNode):
 
     role: Role = "sender"
 
-    def __init__(self, parts: NodeParts) -> None:
-        """Builds the sender on the parts of one node."""
+    def __init__(self, parts: NodeParts, pump: type[Pump] = Pump) -> None:
+        """Builds the sender on the parts of one node.
+
+        Args:
+            parts: of the node.
+            pump: makes the frames of a handoff.
+        """
         config = _sender_config(parts.config)
         prefixes = Prefixes(
             engine=parts.engine,
@@ -49,6 +55,7 @@ class SenderNode(BaseNode):
                 lease_s=config.lease,
                 link_bytes_per_s=config.link_rate,
             ),
+            pump=pump,
         )
         self.epoch = self._handoffs.epoch
         super().__init__(

@@ -85,18 +85,21 @@ class Pump:
         self._session.handle(
             events.Open(self._header.handoff_id, self._session.receiver_epoch), time.monotonic()
         )
-        made = self._made()
-        if self._header.codec.quantized or self._header.packing.id != "none":
-            made = _ahead(made, self._stopped, self._cancelled)
         try:
-            yield from self._sent(made)
+            yield from self._sent(self._paced(self._made()))
         finally:
             self._stopped.set()
         seal = self._session.make_seal(self._timings())
         self._session.handle(events.Commit(seal), time.monotonic())
         yield frames.encode_commit(seal)
 
-    def _sent(self, made: Iterator[_Frame]) -> Iterator[bytes]:
+    def _paced(self, made: Iterator[Frame]) -> Iterator[Frame]:
+        """Decides how far ahead of the wire frames are made."""
+        if self._header.codec.quantized or self._header.packing.id != "none":
+            return _ahead(made, self._stopped, self._cancelled)
+        return made
+
+    def _sent(self, made: Iterator[Frame]) -> Iterator[bytes]:
         taken_s = time.monotonic()
         for frame in made:
             now = time.monotonic()
@@ -111,7 +114,7 @@ class Pump:
             if frame.ends_block:
                 self.times.sent_at_s.append(taken_s)
 
-    def _made(self) -> Iterator[_Frame]:
+    def _made(self) -> Iterator[Frame]:
         layout = self._header.layout
         for block in range(layout.block_count):
             self._await_block(block)
@@ -128,7 +131,7 @@ class Pump:
                 raise aborted()
         self.times.prefilled_at_s.append(ready_s)
 
-    def _encoded(self, block: int, run: int, *, ends_block: bool) -> _Frame:
+    def _encoded(self, block: int, run: int, *, ends_block: bool) -> Frame:
         began = time.monotonic()
         parts = self._encoder.encode(block, run)
         digest = self._session.send_chunk(block, run, parts, began)
@@ -138,7 +141,7 @@ class Pump:
         if ends_block:
             self.times.encoded_at_s.append(ended_s)
         wire_bytes = sum(part.nbytes for part in parts)
-        return _Frame(data, self._header.layout.raw_bytes(block, run), wire_bytes, ends_block)
+        return Frame(data, self._header.layout.raw_bytes(block, run), wire_bytes, ends_block)
 
     def _timings(self) -> SenderTimings:
         zero_s = self.times.reserved_at_s
@@ -152,7 +155,9 @@ class Pump:
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
+class Frame:
+    """One encoded chunk, as the stream takes it."""
+
     data: bytes
     raw_bytes: int
     wire_bytes: int
@@ -160,8 +165,8 @@ class _Frame:
 
 
 def _ahead(
-    made: Iterator[_Frame], stopped: threading.Event, cancelled: Callable[[], bool]
-) -> Iterator[_Frame]:
+    made: Iterator[Frame], stopped: threading.Event, cancelled: Callable[[], bool]
+) -> Iterator[Frame]:
     """What ``made`` gives, made a few frames ahead in a thread of its own.
 
     Args:
@@ -173,7 +178,7 @@ def _ahead(
         HandoffAborted: ``cancelled`` said so.
         CacheLinkError: what ``made`` raised.
     """
-    ready: queue.Queue[_Frame | CacheLinkError | None] = queue.Queue(limits.QUEUED_CHUNKS)
+    ready: queue.Queue[Frame | CacheLinkError | None] = queue.Queue(limits.QUEUED_CHUNKS)
     threading.Thread(target=_fill, args=(ready, made, stopped), name="encode", daemon=True).start()
     while True:
         try:
@@ -190,8 +195,8 @@ def _ahead(
 
 
 def _fill(
-    ready: queue.Queue[_Frame | CacheLinkError | None],
-    made: Iterator[_Frame],
+    ready: queue.Queue[Frame | CacheLinkError | None],
+    made: Iterator[Frame],
     stopped: threading.Event,
 ) -> None:
     last: CacheLinkError | None = None
@@ -208,8 +213,8 @@ def _fill(
 
 
 def _put(
-    ready: queue.Queue[_Frame | CacheLinkError | None],
-    item: _Frame | CacheLinkError | None,
+    ready: queue.Queue[Frame | CacheLinkError | None],
+    item: Frame | CacheLinkError | None,
     stopped: threading.Event,
 ) -> bool:
     """Waits for room; False if the stream has ended meanwhile."""

@@ -71,9 +71,11 @@ def tiny_engine(folder: Path, family: str, dtype: str = "float32", **kwargs) -> 
 
 
 @contextmanager
-def receiver_of(engine: TransformersEngine, **config) -> Iterator[NodeDaemon[ReceiverConfig]]:
+def receiver_of(
+    engine: TransformersEngine, make=receiver_daemon, **config
+) -> Iterator[NodeDaemon[ReceiverConfig]]:
     options = {"listen": PORT_0, "http": PORT_0, "headroom_tokens": 64, **config}
-    daemon = receiver_daemon(ReceiverConfig(**options), engine)
+    daemon = make(ReceiverConfig(**options), engine)
     try:
         daemon.addresses = daemon.start()  # type: ignore[attr-defined]
         yield daemon
@@ -83,7 +85,7 @@ def receiver_of(engine: TransformersEngine, **config) -> Iterator[NodeDaemon[Rec
 
 @contextmanager
 def sender_of(
-    engine: TransformersEngine, receivers: dict[str, str], **config
+    engine: TransformersEngine, receivers: dict[str, str], make=sender_daemon, **config
 ) -> Iterator[NodeDaemon[SenderConfig]]:
     options = {
         "listen": PORT_0,
@@ -93,7 +95,7 @@ def sender_of(
         "receivers": receivers,
         **config,
     }
-    daemon = sender_daemon(SenderConfig(**options), engine)
+    daemon = make(SenderConfig(**options), engine)
     try:
         daemon.addresses = daemon.start()  # type: ignore[attr-defined]
         yield daemon
@@ -107,11 +109,13 @@ def pair_of(
     receiving: TransformersEngine,
     sender_config: dict | None = None,
     receiver_config: dict | None = None,
+    make_sender=sender_daemon,
+    make_receiver=receiver_daemon,
 ) -> Iterator[Pair]:
-    with receiver_of(receiving, **(receiver_config or {})) as receiver:
+    with receiver_of(receiving, make_receiver, **(receiver_config or {})) as receiver:
         address = receiver.addresses["grpc"]  # type: ignore[attr-defined]
         with (
-            sender_of(sending, {"local": address}, **(sender_config or {})) as sender,
+            sender_of(sending, {"local": address}, make_sender, **(sender_config or {})) as sender,
             SenderClient(sender.addresses["grpc"]) as ask_sender,  # type: ignore[attr-defined]
             ReceiverClient(address) as ask_receiver,
             TransferClient(address) as transfer,

@@ -73,6 +73,11 @@ class DaemonProcess:
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         threading.Thread(target=self._read, name=f"{name}-output", daemon=True).start()
 
+    @property
+    def pid(self) -> int:
+        """Of the process: the words of ``within`` replace themselves by it."""
+        return self._process.pid
+
     def configure(self, config: Mapping[str, object]) -> None:
         """Gives a daemon that was started with ``--config /dev/stdin`` its configuration."""
         assert self._process.stdin is not None, "it is a pipe"

@@ -3,7 +3,7 @@
     CacheLinkError
     ├── ConfigError                  a setting is wrong; the message names it
     ├── ModelUnavailable             the model cannot be found or loaded here
-    ├── UnsupportedModel             the model's cache cannot be moved, with the measured reason
+    ├── UnsupportedModel             the model's cache cannot be moved, or can only be moved
     ├── InvalidRequest               a caller's argument is wrong
     │   ├── EmptyQuery               a question of no tokens
     │   ├── PrefixMismatch           re-rendered messages differ from the cached ids
@@ -84,7 +84,7 @@ class ModelUnavailable(CacheLinkError):
 
 
 class UnsupportedModel(CacheLinkError):
-    """The model's cache cannot be moved; the message carries what was measured."""
+    """The model's cache cannot be moved, or is made for nothing else; the message has the reason."""
 
     status = "FAILED_PRECONDITION"
 

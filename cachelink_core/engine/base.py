@@ -181,6 +181,10 @@ class Engine(Protocol):
         """Ids below it can be read."""
 
     @property
+    def bytes_only(self) -> bool:
+        """Whether the model is made to be moved only: its text means nothing."""
+
+    @property
     def model_tokens(self) -> int:
         """Tokens that the model has processed since it was loaded, counted by a hook in it."""
 

@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
+from cachelink_core.engine import bytes_only
 from cachelink_core.engine.gguf_model import converted_folder, demo_gguf
 from cachelink_core.engine.identify import identify
 from cachelink_core.engine.tokens import HFTokens
@@ -69,11 +70,11 @@ def load_engine(
     _check_choice("attention", attention, ATTENTION)
     place = _device(device)
     folder = cache_dir or Path(platformdirs.user_cache_dir("cachelink"))
-    with _quiet_progress():
+    with quiet_progress():
         source = _local_source(name, folder)
         model, tokenizer = _load_parts(name, source, dtype)
     model = model.to(place).eval().requires_grad_(False)
-    model.set_attn_implementation(_attention(attention, place, model.dtype))
+    model.set_attn_implementation(_attention(attention, place, model))
     rope = KeyRope.probe(model)
     # With an adapter the folder's files are not all that the weights came from.
     files = () if hasattr(model, "peft_config") else checkpoint_files(source)
@@ -130,7 +131,10 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _attention(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
+def _attention(wanted: str, device: torch.device, model: PreTrainedModel) -> str:
+    dtype = model.dtype
+    if bytes_only.is_bytes_only(model.config):
+        return bytes_only.ATTENTION  # part of what such a model is, not a choice of kernel
     flash = (
         device.type == "cuda"
         and dtype != torch.float32
@@ -192,7 +196,7 @@ def _weights_digest(model: PreTrainedModel, files: tuple[Path, ...], cache_dir: 
 
 
 @contextmanager
-def _quiet_progress() -> Iterator[None]:
+def quiet_progress() -> Iterator[None]:
     """Turns off the progress bars of transformers: a daemon's error output is its log."""
     logging = transformers.utils.logging
     shown = logging.is_progress_bar_enabled()

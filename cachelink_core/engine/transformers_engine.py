@@ -19,6 +19,7 @@ from cachelink_core.engine.base import (
     TokenLogprobs,
     Tokens,
 )
+from cachelink_core.engine.bytes_only import is_bytes_only
 from cachelink_core.engine.decoding import Step, TokenLoop
 from cachelink_core.engine.executor import DeviceExecutor
 from cachelink_core.engine.model_runner import ModelRunner
@@ -108,6 +109,11 @@ class TransformersEngine:
     def vocabulary_size(self) -> int:
         """Rows of the input embedding: ids below it can be read."""
         return self._runner.vocabulary
+
+    @property
+    def bytes_only(self) -> bool:
+        """Whether the model is made to be moved only: its text means nothing."""
+        return is_bytes_only(self._runner.model.config)
 
     @property
     def model_tokens(self) -> int:

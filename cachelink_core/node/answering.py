@@ -11,7 +11,7 @@ from cachelink_core import names
 from cachelink_core.codec_spec import NATIVE
 from cachelink_core.engine.base import Delta, Engine, Finish
 from cachelink_core.engine.store import CacheStore, StoredCache
-from cachelink_core.errors import InternalError, QueryTooLong
+from cachelink_core.errors import InternalError, QueryTooLong, UnsupportedModel
 from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.logs import logger
 from cachelink_core.manifest import MAPPER_NONE, pack_ids
@@ -51,7 +51,16 @@ class AnswerService:
     def answer(
         self, request: types.AnswerRequest, call: Call
     ) -> Iterator[types.Delta | types.Final]:
-        """See ``NodeHandler.answer``."""
+        """See ``NodeHandler.answer``.
+
+        Raises:
+            UnsupportedModel: the model is made to be moved only.
+        """
+        if self._engine.bytes_only:
+            raise UnsupportedModel(
+                "the model is bytes-only: its caches are moved, verified and listed, but its text "
+                "means nothing, so that it answers no question and re-reads for none"
+            )
         began = time.monotonic()
         room = max(self._headroom_tokens, request.sampling.max_new_tokens)
         with self._contexts.open(request, room, call) as opened:

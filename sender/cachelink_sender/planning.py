@@ -47,6 +47,8 @@ class HandoffPlanner:
             expected_bytes_per_s: of a link over which nothing was sent yet.
         """
         self._identity: ModelIdentity = engine.identity
+        # Nobody has a use for the text of a bytes-only model.
+        self._texts: tuple[Way, ...] = () if engine.bytes_only else (TEXT,)
         self._prefixes = prefixes
         self._measured = measured
         self._answers = answers
@@ -87,7 +89,7 @@ class HandoffPlanner:
         )
         wanted = Wanted(request.least_trust, request.max_error)
         ways = transfer_ways(self._identity.dtype, mapped=is_mapped(request))
-        plan = choose((*ways, TEXT), job, measures, wanted)
+        plan = choose((*ways, *self._texts), job, measures, wanted)
         if plan.chosen and not plan.text:
             return plan
         good = [way.name for way in ways if not wanted.refusal(way, self._identity.dtype)]

@@ -16,6 +16,7 @@ from cachelink_core.cli.handoff import handoff
 from cachelink_core.cli.inspect import inspect, verify
 from cachelink_core.cli.output import console, facts, print_json, reporting
 from cachelink_core.cli.ping import ping
+from cachelink_core.cli.pipeline import pipeline
 from cachelink_core.cli.plan import plan
 from cachelink_core.cli.versions import versions
 from cachelink_core.fit.cli_commands import fit_command, solve_command
@@ -53,6 +54,7 @@ _COMMANDS: Final = (
     (demo, "demo", "Start both daemons on this machine and hand a real model's cache over."),
     (handoff, "handoff", "Have a sender read a prefix and hand its cache over."),
     (answer, "answer", "Ask a node; the answer streams."),
+    (pipeline, "pipeline", "Answer many questions; the next document is always under way."),
     (caches, "caches", "List the caches of a node."),
     (evict, "evict", "Drop caches from a node."),
     (ping, "ping", "Show what two nodes are, and whether they fit."),

@@ -9,13 +9,16 @@
             print(delta.text, end="", flush=True)
         print(answer.final.path)
 
-``AsyncSenderClient`` and ``AsyncReceiverClient`` have the same verbs. Every call has a deadline, and
+``pipelined`` runs many such pairs of calls with the next prefix always under way
+(``client_pipeline.py``). ``AsyncSenderClient`` and ``AsyncReceiverClient`` have the same verbs. Every call has a deadline, and
 every failure is a ``CacheLinkError``: the class that the node raised, or ``LinkError`` when there was
 no node to raise one. Importing this loads neither torch nor transformers.
 """
 
 from cachelink_core.rpc.client_aio import AsyncAnswer, AsyncReceiverClient, AsyncSenderClient
+from cachelink_core.rpc.client_pipeline import Answered, HandoffStages, Task, pipelined
 from cachelink_core.rpc.client_sync import Answer, ReceiverClient, SenderClient
+from cachelink_core.rpc.pipeline import OneSlotPipeline, Outcome, Stop
 from cachelink_core.rpc.tls import TlsFiles
 from cachelink_core.rpc.types import (
     AnswerRequest,
@@ -41,6 +44,7 @@ from cachelink_core.rpc.types import (
 __all__ = [
     "Answer",
     "AnswerRequest",
+    "Answered",
     "AsyncAnswer",
     "AsyncReceiverClient",
     "AsyncSenderClient",
@@ -51,17 +55,23 @@ __all__ = [
     "Document",
     "Final",
     "HandoffRequest",
+    "HandoffStages",
     "HeldCache",
     "HeldHandoff",
     "Message",
     "NodeInfo",
+    "OneSlotPipeline",
+    "Outcome",
     "Progress",
     "Question",
     "Receipt",
     "ReceiverClient",
     "Sampling",
     "SenderClient",
+    "Stop",
+    "Task",
     "TlsFiles",
     "TokenIds",
     "VerbatimText",
+    "pipelined",
 ]

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from cachelink_bench.capture import captured
 from cachelink_bench.environment import environment
-from cachelink_bench.loopback_arms import Arm, Subject, make_arms
+from cachelink_bench.handoff_ends import Subject
+from cachelink_bench.loopback_arms import Arm, make_arms
 from cachelink_bench.loopback_parts import Parts, measure_parts
 from cachelink_bench.loopback_peer import ReceiverProcess
 from cachelink_bench.loopback_results import (

@@ -8,80 +8,15 @@ pages are touched, before that.
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 from xxhash import xxh3_128
 
 from cachelink_bench.bare_grpc import BareClient
-from cachelink_bench.capture import HEADROOM_TOKENS, cache_digest
 from cachelink_bench.framed_socket import SocketClient
+from cachelink_bench.handoff_ends import HandoffClient, Subject
 from cachelink_bench.loopback_peer import ReceiverProcess
-from cachelink_core.codec_spec import parse_codec
 from cachelink_core.codecs.native import Bytes
-from cachelink_core.engine.base import Engine
-from cachelink_core.engine.chunks import ChunkEncoder, ChunkInstaller
-from cachelink_core.engine.offer import make_header, mint_id
-from cachelink_core.engine.spill import Spilled
-from cachelink_core.handoff import HandoffSession, events
-from cachelink_core.kv.prefix_cache import PrefixCache
-from cachelink_core.manifest import Header, encode_header
-from cachelink_core.rpc.transfer_client import TransferClient
-from cachelink_sender.prefill_job import PrefillJob
-from cachelink_sender.pump import Pump
-
-_DEADLINE_S = 60.0
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is moved.
-
-    Attributes:
-        engine: of the sender's model.
-        held: the captured cache.
-        block_tokens: the prefill schedule.
-    """
-
-    engine: Engine
-    held: Spilled
-    block_tokens: int
-
-    def header(self, codec: str) -> Header:
-        """A fresh offer of the cache."""
-        spec, packing = parse_codec(codec)
-        return make_header(
-            self.engine,
-            self.held.header.ids,
-            spec,
-            packing,
-            sender_epoch=mint_id(),
-            block_tokens=self.block_tokens,
-        )
-
-    def payload(self) -> Bytes:
-        """The native chunks of the cache behind each other: what the baselines send."""
-        header = self.header("native")
-        encoder = ChunkEncoder(self.engine, header, self.held.cache)
-        data = bytearray()
-        for index in header.layout.chunks():
-            for part in encoder.encode(*index):
-                data += part
-        return np.frombuffer(data, np.uint8)
-
-    def decoded(self, codec: str) -> PrefixCache:
-        """The cache that a receiver must hold after a handoff by ``codec``, made in this process."""
-        header = self.header(codec)
-        cache = self.engine.open_cache(header.tokens, HEADROOM_TOKENS, whole=False)
-        encoder = ChunkEncoder(self.engine, header, self.held.cache)
-        installer = ChunkInstaller(self.engine, header, cache)
-        for block, run in header.layout.chunks():
-            wire = b"".join(encoder.encode(block, run))
-            installer.install(block, run, memoryview(wire))
-        installer.finish()
-        return cache
 
 
 class Arm(Protocol):
@@ -116,40 +51,23 @@ class CacheLinkArm:
     def __init__(self, name: str, codec: str, subject: Subject, peer: ReceiverProcess) -> None:
         """Connects, and works out what must arrive."""
         self.name = name
-        self._subject = subject
-        self._codec = codec
         self._peer = peer
-        self._client = TransferClient(peer.ends["cachelink"])
-        header = subject.header(codec)
-        self.wire_bytes = header.layout.encoded_bytes
-        arrives = subject.held.cache if codec == "native" else subject.decoded(codec)
-        self.expected = cache_digest(arrives, header.tokens)
-        self._pump: Pump | None = None
-        self._cache_id = ""
+        self._client = HandoffClient(subject, peer.ends["cachelink"], codec)
+        self.wire_bytes = self._client.wire_bytes
+        self.expected = self._client.expected
 
     def prepare(self) -> None:
         """Reserves: the receiver checks the offer and allocates."""
-        subject, header = self._subject, self._subject.header(self._codec)
-        reservation = self._client.reserve(encode_header(header))
-        now_s = time.monotonic()
-        session = HandoffSession(header, reservation.receiver_epoch, now_s)
-        session.handle(events.Admit(reservation.cache_id), now_s)
-        job = PrefillJob(subject.engine, subject.held.cache, header.ids, subject.block_tokens)
-        assert job.done, "the cache was captured whole"
-        # A handoff plans its chunks before the stream, for its deadline.
-        assert header.layout.encoded_bytes == self.wire_bytes, "the same plan each time"
-        self._pump = Pump(subject.engine, header, session, job, lambda: False)
-        self._cache_id = reservation.cache_id
+        self._client.reserve()
 
     def run(self) -> float:
         """First chunk handed to the stream → receipt."""
-        assert self._pump is not None, "prepared"
-        self._client.push(self._pump.frames(), deadline_s=_DEADLINE_S)
-        return time.monotonic() - self._pump.times.first_frame_at_s
+        times = self._client.push()
+        return times.ended_s - times.first_frame_s
 
     def arrived(self) -> str:
         """Digest of the installed cache, which is evicted."""
-        found: str = self._peer.ask(do="digest", cache_id=self._cache_id)["digest"]
+        found: str = self._peer.ask(do="digest", cache_id=self._client.cache_id)["digest"]
         return found
 
     def close(self) -> None:

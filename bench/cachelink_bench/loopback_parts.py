@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cachelink_bench.capture import HEADROOM_TOKENS
-from cachelink_bench.loopback_arms import Subject
+from cachelink_bench.handoff_ends import Subject
 from cachelink_bench.physics import best_s
 from cachelink_core.engine.chunks import ChunkEncoder, ChunkInstaller
 from cachelink_core.handoff.session import chunk_digest

@@ -74,12 +74,27 @@ def emulated_link(spec: LinkSpec) -> Iterator[EmulatedLink]:
         for name in names.values():
             run_tool("ip", "netns", "add", name)
             run_tool("ip", "-n", name, "link", "set", "lo", "up")
+            _set_buffers(spec, name)
         with _connected(spec, names) as shaper:
             yield EmulatedLink(spec, names, shaper)
     finally:
         with _undisturbed():
             for name in names.values():
                 _remove(name)
+
+
+def set_rate(link: EmulatedLink, spec: LinkSpec) -> None:
+    """Gives a link that is up another rate; nothing may be under way on it.
+
+    Args:
+        link: without delay or loss, whose shapers are the token buckets alone.
+        spec: with the new rate.
+
+    Raises:
+        InternalError: a tool failed.
+    """
+    for name in link.namespaces.values():
+        _limit_rate(spec, name, "root", verb="replace")
 
 
 def leftovers() -> list[str]:
@@ -136,6 +151,23 @@ def _bring_up(names: dict[Side, str], *settings: str) -> None:
         run_tool("ip", "-n", name, "link", "set", _DEVICE, *settings, "up")
 
 
+def _set_buffers(spec: LinkSpec, name: str) -> None:
+    """Lets TCP fill a long fat link: its limits are a namespace's own, so the host keeps its own.
+
+    A connection that rested would also begin slowly again, which hides what a warm channel can do.
+    """
+    if not spec.socket_buffer_bytes:
+        return
+    settings = {
+        "tcp_rmem": f"4096 131072 {spec.socket_buffer_bytes}",
+        "tcp_wmem": f"4096 65536 {spec.socket_buffer_bytes}",
+        "tcp_slow_start_after_idle": "0",
+    }
+    for setting, value in settings.items():
+        place = f"/proc/sys/net/ipv4/{setting}"  # of the namespace that looks
+        run_tool("ip", "netns", "exec", name, "sh", "-c", f"echo {value} > {place}")
+
+
 def _delay(spec: LinkSpec, name: str) -> None:
     run_tool(
         "tc", "-n", name, "qdisc", "add", "dev", _DEVICE, "root", "handle", "1:", "netem",
@@ -144,9 +176,9 @@ def _delay(spec: LinkSpec, name: str) -> None:
     )  # fmt: skip
 
 
-def _limit_rate(spec: LinkSpec, name: str, *place: str) -> None:
+def _limit_rate(spec: LinkSpec, name: str, *place: str, verb: str = "add") -> None:
     run_tool(
-        "tc", "-n", name, "qdisc", "add", "dev", _DEVICE, *place, "tbf",
+        "tc", "-n", name, "qdisc", verb, "dev", _DEVICE, *place, "tbf",
         "rate", f"{spec.rate_bits}bit", "burst", str(spec.burst_bytes),
         "latency", f"{round(_QUEUE_S * 1e6)}us",
     )  # fmt: skip

@@ -39,20 +39,27 @@ else:
 """
 
 
-def iperf_gbit(link: EmulatedLink, seconds: int = IPERF_S) -> float:
+def iperf_gbit(link: EmulatedLink, seconds: int = IPERF_S, *, payload_bytes: int = 0) -> float:
     """Gb/s that iperf3 receives from the sender's side at the receiver's.
+
+    Args:
+        link: that carries them.
+        seconds: of the run.
+        payload_bytes: to send instead, however long it takes; 0 for as much as the seconds give.
 
     Raises:
         InternalError: iperf3 failed.
     """
     address = ADDRESSES["receiver"]
     serve = [*link.within("receiver"), "iperf3", "-s", "-1", "-B", address, "-p", str(_PORT)]
-    ask = [*link.within("sender"), "iperf3", "-c", address, "-p", str(_PORT), "-t", str(seconds)]
+    much = ["-n", str(payload_bytes)] if payload_bytes else ["-t", str(seconds)]
+    ask = [*link.within("sender"), "iperf3", "-c", address, "-p", str(_PORT), *much]
+    most_s = seconds + 30.0 + 16 * payload_bytes * 8 / link.spec.rate_bits
     with subprocess.Popen(serve, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as server:
         try:
             deadline_s = time.monotonic() + _START_S
             while True:
-                done = try_tool([*ask, "-J"], seconds + 30.0)
+                done = try_tool([*ask, "-J"], most_s)
                 rate = _received_gbit(done.stdout)
                 if isinstance(rate, float):
                     return rate

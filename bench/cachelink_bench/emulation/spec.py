@@ -32,17 +32,24 @@ class LinkSpec(msgspec.Struct, frozen=True):
         rate_bits: a second.
         delay_s: added one way.
         loss_percent: of packets.
+        most_burst_bytes: limit of the token bucket; 0 for none.
+        socket_buffer_bytes: what TCP may grow its buffers to at both ends; 0 for the kernel's default.
     """
 
     rate: str
     rate_bits: int
     delay_s: float = 0.0
     loss_percent: float = 0.0
+    most_burst_bytes: int = 0
+    socket_buffer_bytes: int = 0
 
     @property
     def burst_bytes(self) -> int:
         """Size of the token bucket."""
-        return max(_LEAST_BURST_BYTES, int(self.rate_bits / 8 * _BURST_S))
+        wanted = int(self.rate_bits / 8 * _BURST_S)
+        if self.most_burst_bytes:
+            wanted = min(wanted, self.most_burst_bytes)
+        return max(_LEAST_BURST_BYTES, wanted)
 
     @property
     def needs_netem(self) -> bool:

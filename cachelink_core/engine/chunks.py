@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -23,6 +24,9 @@ from cachelink_core.engine.native_rows import NativeRows
 from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.layout import TensorSlice
 from cachelink_core.manifest import Header
+
+MOST_VIEWS: Final = 128
+"""Views of one chunk above which a copy is cheaper than handling each: blocks of few tokens."""
 
 
 class ChunkEncoder:
@@ -44,12 +48,24 @@ class ChunkEncoder:
         self._rows = NativeRows.of(header, cache)
         self._gathered: Bytes = np.empty(0, np.uint8)
 
-    def encode(self, block: int, run: int) -> list[memoryview]:
+    def encode(self, block: int, run: int, *, in_place: bool = False) -> list[memoryview]:
         """Wire bytes of one chunk, as views to be joined once.
 
-        The views are valid until the next call: they may lie in a buffer that it uses again.
+        Args:
+            block: its block.
+            run: its run.
+            in_place: give views of the cache itself where the wire bytes are its bytes, and there
+                are not too many of them.
+
+        Returns:
+            Views that are valid until the next call: they may lie in a buffer that it uses again.
+            Views of the cache are valid for as long as nobody writes to it.
         """
         slices = self._header.layout.slices(block, run)
+        if in_place and self._rows is not None and self._header.packing.id == "none":
+            views = self._rows.views(slices)
+            if len(views) <= MOST_VIEWS:
+                return views
         parts = self._encoded(slices) if self._rows is None else self._gather(self._rows, slices)
         return self._packing.pack(
             parts, item_bytes(self._header.codec, self._header.identity.dtype)
@@ -148,6 +164,13 @@ class ChunkInstaller:
             self._engine.rotate_into(piece.layer, content, piece.start, out)
             self.times.decode_s += decoded - began
             self.times.transform_s += time.monotonic() - decoded
+
+    def place(self, block: int, run: int) -> Sequence[memoryview]:
+        """Where the wire bytes of a chunk belong, if they are the cache's own; none if not."""
+        if self._rows is None or self._header.packing.id != "none":
+            return ()
+        views = self._rows.views(self._header.layout.slices(block, run))
+        return views if len(views) <= MOST_VIEWS else ()
 
     def finish(self) -> None:
         """Makes the installed tokens the cache's length."""

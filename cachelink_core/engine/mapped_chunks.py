@@ -10,6 +10,7 @@ Axes: H KV heads, T tokens, D head dim.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -95,6 +96,10 @@ class MappedInstaller:
         if not opened.missing:
             self._open = None
             self._translate(opened)
+
+    def place(self, _block: int, _run: int) -> Sequence[memoryview]:
+        """None: what travels is another model's, and is never the cache's own bytes."""
+        return ()
 
     def finish(self) -> None:
         """Makes the installed tokens the cache's length.

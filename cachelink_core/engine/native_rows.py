@@ -9,6 +9,7 @@ Axes: H KV heads, C capacity, T tokens, B bytes of one head's row.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.layout import TensorSlice
 from cachelink_core.manifest import Header
 
+_KINDS: Final[tuple[TensorKind, TensorKind]] = ("K", "V")
+
 
 class NativeRows:
     """The tensors of one cache, by position, as bytes."""
@@ -26,11 +29,13 @@ class NativeRows:
     def __init__(self, cache: PrefixCache) -> None:
         """Takes views of every buffer; the cache must lie on the CPU."""
         self._buffers: dict[tuple[int, TensorKind], tuple[int, Bytes]] = {}
+        self._heads: dict[tuple[int, TensorKind], tuple[memoryview, ...]] = {}
         for layer in range(len(cache.layers)):
             first = cache.first_token(layer)
-            for kind in ("K", "V"):
-                rows = cache.tensor(layer, kind, first, cache.capacity)
-                self._buffers[layer, kind] = first, rows.view(torch.uint8).numpy()
+            for kind in _KINDS:
+                rows = cache.tensor(layer, kind, first, cache.capacity).view(torch.uint8).numpy()
+                self._buffers[layer, kind] = first, rows
+                self._heads[layer, kind] = tuple(memoryview(head).cast("B") for head in rows)
 
     @classmethod
     def of(cls, header: Header, cache: PrefixCache) -> NativeRows | None:
@@ -58,6 +63,19 @@ class NativeRows:
             rows = self._rows(piece)
             end = piece.offset + piece.length
             np.copyto(rows, payload[piece.offset : end].reshape(rows.shape))
+
+    def views(self, slices: Sequence[TensorSlice]) -> list[memoryview]:
+        """The rows of ``slices`` where they lie, one view a head, in the order of a payload's bytes.
+
+        They are writable, and keep the cache's memory alive.
+        """
+        found: list[memoryview] = []
+        for piece in slices:
+            rows = self._rows(piece)
+            begin = (piece.start - self._buffers[piece.layer, piece.kind][0]) * rows.shape[2]
+            end = begin + rows.shape[1] * rows.shape[2]
+            found += [head[begin:end] for head in self._heads[piece.layer, piece.kind]]
+        return found
 
     def _rows(self, piece: TensorSlice) -> Bytes:
         """View ``[H, T, B]``.

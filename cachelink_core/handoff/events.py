@@ -53,8 +53,9 @@ class Chunk:
     Attributes:
         block: index of its block.
         run: index of its run.
-        payload: wire bytes, packed as the header says.
+        payload: wire bytes, packed as the header says; empty if they were placed.
         digest: XXH3-128 over both indices and the payload, as claimed by the peer.
+        placed: where the payload already lies, if it was received into its destination.
     """
 
     kind: ClassVar[EventKind] = EventKind.CHUNK
@@ -62,6 +63,12 @@ class Chunk:
     run: int
     payload: memoryview
     digest: bytes
+    placed: tuple[memoryview, ...] = ()
+
+    @property
+    def parts(self) -> tuple[memoryview, ...]:
+        """Views whose concatenation are the wire bytes."""
+        return self.placed or (self.payload,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ class HandoffSession:
                 f"a chunk cannot be sent in state {self.state} of {self.header.handoff_id}"
             )
         wire_bytes = sum(part.nbytes for part in parts)
-        raw_bytes = self._check_place(block, run, wire_bytes)
+        raw_bytes = self.check_place(block, run, wire_bytes)
         claimed = chunk_digest(block, run, *parts)
         self._ledger[block, run] = ChunkRecord(block, run, raw_bytes, wire_bytes, claimed)
         self.state, self.touched_s = target, now_s
@@ -210,9 +210,9 @@ class HandoffSession:
             )
 
     def _receive(self, chunk: events.Chunk) -> None:
-        wire_bytes = chunk.payload.nbytes
-        raw_bytes = self._check_place(chunk.block, chunk.run, wire_bytes)
-        actual = chunk_digest(chunk.block, chunk.run, chunk.payload)
+        wire_bytes = sum(part.nbytes for part in chunk.parts)
+        raw_bytes = self.check_place(chunk.block, chunk.run, wire_bytes)
+        actual = chunk_digest(chunk.block, chunk.run, *chunk.parts)
         if actual != chunk.digest:
             raise ChecksumMismatch(
                 f"{_name(chunk.block, chunk.run)}: digest {actual.hex()}, "
@@ -222,8 +222,17 @@ class HandoffSession:
             chunk.block, chunk.run, raw_bytes, wire_bytes, actual
         )
 
-    def _check_place(self, block: int, run: int, wire_bytes: int) -> int:
-        """Checks a chunk's place and length against the plan; returns its raw bytes."""
+    def check_place(self, block: int, run: int, wire_bytes: int) -> int:
+        """Checks a chunk's place and length against the plan, before its payload is taken.
+
+        Returns:
+            Its raw bytes.
+
+        Raises:
+            UnexpectedChunk: the plan has no such chunk.
+            DuplicateChunk: it was recorded or held already.
+            WrongLength: it cannot have that many wire bytes.
+        """
         layout = self.header.layout
         name = _name(block, run)
         if not (0 <= block < layout.block_count and 0 <= run < len(layout.runs)):

@@ -90,7 +90,10 @@ class NodeDaemon(Generic[C]):
         self._rpc.set_serving(serving=True)
         self.readiness.done("self_check")
         self.metrics.ready.set(1)
-        return {"grpc": self._rpc.address, "http": self._http.address}
+        addresses = {"grpc": self._rpc.address, "http": self._http.address}
+        if self._rpc.data_address:
+            addresses["tcp"] = self._rpc.data_address
+        return addresses
 
     def drain(self) -> None:
         """Takes no new work from now on."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import grpc
@@ -32,6 +32,7 @@ from cachelink_core.rpc.pb.cachelink.v1.receiver_pb2_grpc import ReceiverService
 from cachelink_core.rpc.pb.cachelink.v1.sender_pb2_grpc import SenderServiceServicer
 from cachelink_core.rpc.slots import Slots
 from cachelink_core.rpc.status import abort
+from cachelink_core.rpc.tcp_server import TcpServer
 from cachelink_core.rpc.watchdog import Watchdog
 
 TRANSFER_SERVICE: Final = "cachelink.v1.TransferService"
@@ -139,9 +140,11 @@ class SenderAdapter(NodeAdapter, SenderServiceServicer):
 class TransferAdapter:
     """``TransferService``, with the stream's frames as raw bytes."""
 
-    def __init__(self, handler: TransferHandler, gate: Gate) -> None:
+    def __init__(self, handler: TransferHandler, gate: Gate, tcp: TcpServer | None = None) -> None:
+        """Binds a handler; ``tcp`` is a plane to be offered beside this one."""
         self._handler = handler
         self._gate = gate
+        self._tcp = tcp
 
     def service(self) -> Any:
         """The generic handler to register."""
@@ -167,7 +170,11 @@ class TransferAdapter:
         # Allocating takes time too: without a slot, many offers would hold all control threads.
         with _serving(context), self._gate.transfers.take():
             _check_digest(request)
-            reservation = self._handler.reserve(request.manifest, self._gate.call(context))
+            call = self._gate.call(context)
+            reservation = self._handler.reserve(request.manifest, call)
+            if self._tcp is not None and not reservation.already_installed:
+                faster = self._tcp.offer(reservation.handoff_id, call.tenant)
+                reservation = replace(reservation, endpoints=(faster, *reservation.endpoints))
             return convert_transfer.reservation_to(reservation)
 
     def _push(

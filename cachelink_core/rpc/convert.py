@@ -218,6 +218,7 @@ def handoff_event_to(value: types.Progress | types.Receipt) -> sender_pb2.Handof
             already_installed=value.already_installed,
             plan=plan_to(value.plan),
             recommendation=value.recommendation,
+            data_plane=value.data_plane,
         )
     )
 
@@ -251,6 +252,7 @@ def handoff_event_from(message: sender_pb2.HandoffEvent) -> types.Progress | typ
         already_installed=receipt.already_installed,
         plan=plan_from(receipt.plan) if receipt.HasField("plan") else None,
         recommendation=cast(types.Recommendation, receipt.recommendation),
+        data_plane=cast(types.DataPlane, receipt.data_plane),
     )
 
 

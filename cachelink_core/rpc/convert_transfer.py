@@ -7,7 +7,13 @@ from typing import cast
 from cachelink_core.codec_spec import Trust
 from cachelink_core.rpc.pb.cachelink.v1 import transfer_pb2 as pb
 from cachelink_core.rpc.status import from_info, to_info
-from cachelink_core.rpc.transfer_types import Endpoint, HandoffStatus, PushReceipt, Reservation
+from cachelink_core.rpc.transfer_types import (
+    SCHEMES,
+    Endpoint,
+    HandoffStatus,
+    PushReceipt,
+    Reservation,
+)
 
 
 def reservation_to(value: Reservation) -> pb.ReserveResponse:
@@ -20,7 +26,10 @@ def reservation_to(value: Reservation) -> pb.ReserveResponse:
         held_blocks=value.held_blocks,
         mapper=value.mapper,
         codec=value.codec,
-        endpoints=[pb.Endpoint(scheme=e.scheme, address=e.address) for e in value.endpoints],
+        endpoints=[
+            pb.Endpoint(scheme=e.scheme, address=e.address, ticket=e.ticket)
+            for e in value.endpoints
+        ],
         already_installed=value.already_installed,
         allocate_s=value.allocate_s,
         check_s=value.check_s,
@@ -37,7 +46,12 @@ def reservation_from(message: pb.ReserveResponse) -> Reservation:
         held_blocks=tuple(message.held_blocks),
         mapper=message.mapper,
         codec=message.codec,
-        endpoints=tuple(Endpoint(e.scheme, e.address) for e in message.endpoints),
+        # A plane that this version does not know is no way for it to send.
+        endpoints=tuple(
+            Endpoint(e.scheme, e.address, e.ticket)
+            for e in message.endpoints
+            if e.scheme in SCHEMES
+        ),
         already_installed=message.already_installed,
         allocate_s=message.allocate_s,
         check_s=message.check_s,

@@ -10,9 +10,9 @@ slot, each for as long as it runs; the server takes and returns them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from cachelink_core.handoff.events import Chunk, Commit, Open
 from cachelink_core.rpc.transfer_types import HandoffStatus, PushReceipt, Reservation
@@ -47,6 +47,26 @@ class Call:
     peer: str = ""
 
 
+Place = Callable[[int, int, int], Sequence[memoryview]]
+"""From a chunk's block, run and wire bytes to where its payload belongs, as writable views in the
+order of its bytes; none if it has to be decoded first. It raises what is wrong with the chunk's place
+or length, before a byte of it is read."""
+
+
+@runtime_checkable
+class PlacingFrames(Protocol):
+    """Frames of a plane that can receive a payload where it belongs, without a copy."""
+
+    def place_with(self, place: Place, ended: Callable[[], bool]) -> None:
+        """Asks ``place`` for every chunk from now on.
+
+        Args:
+            place: the destination; chunks that it places carry their views in ``Chunk.placed``.
+            ended: whether the handoff has ended by another way. The frames then raise ``PeerGone``
+                within moments, so that a freed destination is not held by a silent sender.
+        """
+
+
 class TransferHandler(Protocol):
     """The receiving end of the data plane."""
 
@@ -64,7 +84,7 @@ class TransferHandler(Protocol):
         publishes. It raises ``PeerGone`` when the stream is known to be broken, ``LinkTimeout`` when
         no frame came for ``limits.STALL_DEADLINE_S``, and ``RemoteProtocolError`` or
         ``ManifestError`` for a malformed frame. A chunk's payload is a view of the message: it is
-        valid as long as it is referenced, and must not be kept longer than needed.
+        valid until the next frame is taken, and must not be kept longer.
 
         Raises:
             TruncatedStream: the iterator ended without a commit.

@@ -34,6 +34,7 @@ from cachelink_core.rpc.channel import KEEPALIVE, Keepalive, server_options
 from cachelink_core.rpc.handlers import ReceiverHandler, SenderHandler
 from cachelink_core.rpc.pb.cachelink.v1 import receiver_pb2_grpc, sender_pb2_grpc
 from cachelink_core.rpc.slots import Slots
+from cachelink_core.rpc.tcp_server import TcpServer
 from cachelink_core.rpc.tls import TlsFiles, server_credentials
 
 SENDER_SERVICE: Final = "cachelink.v1.SenderService"
@@ -54,6 +55,8 @@ class Listen:
         allow_insecure: permits an address that others can reach, without TLS and tokens.
         reflection: serve the schema to tools such as grpcurl.
         keepalive: when a silent peer is given up.
+        data_port: TCP port of the plane ``tcp`` on the same interface, 0 for a free one; None to
+            offer gRPC alone. Only a receiver has data planes.
     """
 
     address: str = "127.0.0.1:0"
@@ -62,6 +65,7 @@ class Listen:
     allow_insecure: bool = False
     reflection: bool = True
     keepalive: Keepalive = KEEPALIVE
+    data_port: int | None = None
 
     def check(self) -> None:
         """Checks the bind rules.
@@ -84,20 +88,31 @@ class RpcServer:
     Attributes:
         port: the real one.
         address: ``host:port`` with it.
+        data_address: of the plane ``tcp``; empty without one.
     """
 
     def __init__(
-        self, server: grpc.Server, health_servicer: Any, services: Sequence[str], listen: Listen
+        self,
+        server: grpc.Server,
+        health_servicer: Any,
+        services: Sequence[str],
+        listen: Listen,
+        tcp: TcpServer | None = None,
     ) -> None:
         self._server = server
+        self._tcp = tcp
         self._health = health_servicer
         self._services = ("", *services)
         self.port = _bind(server, listen)
-        self.address = f"{listen.address.rpartition(':')[0]}:{self.port}"
+        host = listen.address.rpartition(":")[0]
+        self.address = f"{host}:{self.port}"
+        self.data_address = f"{host}:{tcp.port}" if tcp is not None else ""
 
     def start(self) -> None:
         """Takes calls; health still says NOT_SERVING."""
         self.set_serving(serving=False)
+        if self._tcp is not None:
+            self._tcp.start()
         self._server.start()
 
     def set_serving(self, *, serving: bool) -> None:
@@ -118,6 +133,8 @@ class RpcServer:
         """
         began_s = time.monotonic()
         self._server.stop(grace_s).wait(grace_s + limits.CONNECT_DEADLINE_S)
+        if self._tcp is not None:
+            self._tcp.stop()
         return time.monotonic() - began_s <= grace_s
 
 
@@ -154,6 +171,7 @@ def build_server(
     )
     gate = Gate(listen.tokens, transfers, answers, stall_s)
     services: list[str] = []
+    tcp: TcpServer | None = None
     if sender is not None:
         sender_pb2_grpc.add_SenderServiceServicer_to_server(SenderAdapter(sender, gate), server)
         services.append(SENDER_SERVICE)
@@ -161,7 +179,8 @@ def build_server(
         receiver_pb2_grpc.add_ReceiverServiceServicer_to_server(
             ReceiverAdapter(receiver, gate), server
         )
-        server.add_generic_rpc_handlers((TransferAdapter(receiver, gate).service(),))
+        tcp = _tcp_plane(listen, receiver, gate)
+        server.add_generic_rpc_handlers((TransferAdapter(receiver, gate, tcp).service(),))
         services += [RECEIVER_SERVICE, TRANSFER_SERVICE]
     servicer = health.HealthServicer(
         # A watch would otherwise hold a thread of the pool for as long as its client lives.
@@ -172,7 +191,20 @@ def build_server(
     if listen.reflection:
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-    return RpcServer(server, servicer, services, listen)
+    return RpcServer(server, servicer, services, listen, tcp)
+
+
+def _tcp_plane(listen: Listen, receiver: ReceiverHandler, gate: Gate) -> TcpServer | None:
+    if listen.data_port is None:
+        return None
+    return TcpServer(
+        listen.address.rpartition(":")[0].strip("[]"),
+        listen.data_port,
+        tls=listen.tls,
+        handler=receiver,
+        slots=gate.transfers,
+        stall_s=gate.stall_s,
+    )
 
 
 def is_loopback(address: str) -> bool:

@@ -41,7 +41,13 @@ def push_deadline_s(wire_bytes: int, expected_bytes_per_s: float) -> float:
 
 
 class TransferClient:
-    """Calls one receiver's ``TransferService``. Threads may share it; it is a context manager."""
+    """Calls one receiver's ``TransferService``. Threads may share it; it is a context manager.
+
+    Attributes:
+        address: as given.
+        tls: as given.
+        tcp_retry_at_s: until then, monotonic, the plane ``tcp`` is not tried; set by ``open_plane``.
+    """
 
     def __init__(
         self,
@@ -63,6 +69,8 @@ class TransferClient:
             ConfigError: a TLS file is missing.
         """
         self.address = address
+        self.tls = tls
+        self.tcp_retry_at_s = 0.0
         self._metadata = bearer(token)
         # After a failure of the link the next Reserve waits for a new connection, so that a
         # receiver which was restarted is found again; while all is well it costs no round trip.

@@ -6,17 +6,31 @@ Names ending in ``_s`` are seconds of the receiver's clock, ``_bytes`` are bytes
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal, get_args
 
 from cachelink_core.codec_spec import Trust
 from cachelink_core.errors import CacheLinkError
 
+Scheme = Literal["grpc", "tcp"]
+"""How chunks travel."""
+
+SCHEMES: Final[tuple[Scheme, ...]] = get_args(Scheme)
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A data plane: ``grpc`` at an empty address is the channel of the call itself."""
+    """A data plane.
 
-    scheme: str
+    Attributes:
+        scheme: ``grpc`` or ``tcp``.
+        address: ``host:port``; without a host, the one at which the receiver was called. Empty for
+            ``grpc``: the channel of the call itself.
+        ticket: to be shown when a stream is opened there.
+    """
+
+    scheme: Scheme
     address: str = ""
+    ticket: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ Path = Literal["exact", "lossy", "mapped", "recompute"]
 FinishReason = Literal["stop", "length", "cancelled"]
 OnFailure = Literal["recompute", "fail"]
 Policy = Literal["cache", "auto"]
+DataPlane = Literal["", "grpc", "tcp"]
 Recommendation = Literal["", "transfer", "re_read"]
 Phases = Mapping[str, float]
 """Seconds by phase, in the order in which they ended."""
@@ -372,6 +373,7 @@ class Receipt:
         already_installed: the receiver had it and nothing was sent.
         plan: what was predicted, chosen and took, with codec ``auto``.
         recommendation: with codec ``auto``; ``re_read`` means that nothing was sent.
+        data_plane: that carried the chunks; empty if nothing was sent.
     """
 
     handoff_id: str
@@ -389,6 +391,7 @@ class Receipt:
     already_installed: bool = False
     plan: Plan | None = None
     recommendation: Recommendation = ""
+    data_plane: DataPlane = ""
 
 
 @dataclass(frozen=True, slots=True)

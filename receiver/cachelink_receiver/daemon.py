@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cachelink_core.engine.base import Engine
 from cachelink_core.node.base_node import BaseNode
 from cachelink_core.node.daemon import BuildNode, NodeDaemon
@@ -25,6 +27,9 @@ def receiver_daemon(
 
 def _server(listen: Listen, node: BaseNode) -> RpcServer:
     assert isinstance(node, ReceiverNode), "a receiver serves a ReceiverNode"
+    config = node.parts.config
+    assert isinstance(config, ReceiverConfig), "a receiver is built from a ReceiverConfig"
+    listen = replace(listen, data_port=config.data_port)
     return build_server(
         listen, transfers=node.parts.transfers, answers=node.parts.answers, receiver=node
     )

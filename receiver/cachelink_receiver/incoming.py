@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from cachelink_core.engine.base import Engine
 from cachelink_core.engine.chunks import ChunkInstaller
 from cachelink_core.engine.mapped_chunks import MappedInstaller
 from cachelink_core.engine.store import Reservation
-from cachelink_core.errors import CacheLinkError
+from cachelink_core.errors import CacheLinkError, PeerGone
 from cachelink_core.handoff import HandoffSession, State, events
 from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.manifest import Header, Seal
+from cachelink_core.rpc.handlers import Frame
 from cachelink_core.transport.mapper import Mapper
 
 
@@ -106,6 +108,34 @@ class ChunkSink:
             else MappedInstaller(engine, incoming.header, incoming.cache, incoming.mapper)
         )
 
+    def watched(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        """The frames of the stream; if it breaks because the handoff has ended, that is the reason.
+
+        Raises:
+            CacheLinkError: why the handoff ended, or what broke the stream.
+        """
+        try:
+            yield from frames
+        except PeerGone:
+            with self._incoming.lock:
+                self._check_alive()
+            raise
+
+    def place(self, block: int, run: int, wire_bytes: int, /) -> Sequence[memoryview]:
+        """Where a chunk's payload belongs; see ``handlers.Place``.
+
+        The bytes lie there before their digest is known. That is safe: the destination is nobody
+        else's until the commit, and a chunk that fails ends the handoff.
+
+        Raises:
+            CacheLinkError: the plan has no such chunk, or it is there already, or the handoff ended.
+        """
+        incoming = self._incoming
+        with incoming.lock:
+            self._check_alive()
+            incoming.session.check_place(block, run, wire_bytes)
+            return self.installer.place(block, run)
+
     def take(self, chunk: events.Chunk) -> None:
         """Verifies and installs one chunk.
 
@@ -119,16 +149,21 @@ class ChunkSink:
             incoming.session.handle(chunk, began)
         verified = time.monotonic()
         marks.verify_s += verified - began
+        if not chunk.placed:
+            self._install(chunk)
+        marks.decoded_s = time.monotonic()
+        if incoming.blocks.done(chunk.block):
+            marks.verified_at_s.append(verified - incoming.admitted_s)
+            marks.installed_at_s.append(marks.decoded_s - incoming.admitted_s)
+
+    def _install(self, chunk: events.Chunk) -> None:
+        incoming = self._incoming
         with self._engine.device_turn(urgent=False) as turn:
             # Held over the write: Abort and expiry free the destination under the same lock.
             with incoming.lock:
                 self._check_alive()
                 self.installer.install(chunk.block, chunk.run, chunk.payload)
-            marks.device_wait_s += turn.waited_s
-        marks.decoded_s = time.monotonic()
-        if incoming.blocks.done(chunk.block):
-            marks.verified_at_s.append(verified - incoming.admitted_s)
-            marks.installed_at_s.append(marks.decoded_s - incoming.admitted_s)
+            incoming.marks.device_wait_s += turn.waited_s
 
     def commit(self, seal: Seal) -> None:
         """Holds the seal against what arrived; the session is then Mapped.

@@ -31,7 +31,7 @@ from cachelink_core.logs import logger
 from cachelink_core.manifest import MAPPER_NONE, Header, decode_header
 from cachelink_core.metrics import Metrics
 from cachelink_core.node.arrivals import Arriving
-from cachelink_core.rpc.handlers import Call, Frame
+from cachelink_core.rpc.handlers import Call, Frame, PlacingFrames
 from cachelink_core.rpc.transfer_types import HandoffStatus, PushReceipt, Reservation
 from cachelink_core.transport.mapper import Mapper
 from cachelink_receiver.admission import check_fits
@@ -245,7 +245,9 @@ class Transfers:
     def _receive(self, incoming: Incoming, frames: Iterator[Frame], call: Call) -> PushReceipt:
         sink = self._sink(self._engine, incoming)
         marks = incoming.marks
-        for frame in frames:
+        if isinstance(frames, PlacingFrames):
+            frames.place_with(sink.place, incoming.ended.is_set)
+        for frame in sink.watched(frames):
             marks.last_frame_s = time.monotonic()
             if isinstance(frame, events.Commit):
                 sink.commit(frame.seal)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -108,6 +108,9 @@ class SenderConfig(DaemonConfig):
 
     link_rate: Annotated[Rate, Field(gt=0)] = written("50MB/s")
     """The slowest link to expect, such as 1GB/s or 10Gbit/s; deadlines follow from it."""
+
+    data_planes: tuple[Literal["grpc", "tcp"], ...] = ("tcp", "grpc")
+    """How chunks may travel; tcp is taken where a receiver offers it and can be reached, else grpc."""
 
     @field_validator("codec")
     @classmethod

@@ -23,9 +23,11 @@ from cachelink_core.node.measured import Measured
 from cachelink_core.node.queries import prefix_of
 from cachelink_core.planner import Plan
 from cachelink_core.rpc.handlers import Call
+from cachelink_core.rpc.planes import open_plane
 from cachelink_core.rpc.transfer_client import TransferClient, push_deadline_s
-from cachelink_core.rpc.transfer_types import Reservation
+from cachelink_core.rpc.transfer_types import SCHEMES, Reservation, Scheme
 from cachelink_core.rpc.types import (
+    DataPlane,
     HandoffRequest,
     HeldCache,
     PrefixSource,
@@ -56,6 +58,7 @@ class HandoffDefaults:
         block_tokens: the prefill schedule.
         lease_s: asked of the receiver.
         link_bytes_per_s: the slowest link to expect; deadlines follow from it.
+        data_planes: that chunks may take where a receiver offers them.
     """
 
     codec: str
@@ -63,6 +66,7 @@ class HandoffDefaults:
     block_tokens: int
     lease_s: float
     link_bytes_per_s: float
+    data_planes: tuple[Scheme, ...] = SCHEMES
 
 
 class Handoffs:
@@ -203,8 +207,11 @@ class Handoffs:
                 events.Admit(reservation.cache_id, frozenset(reservation.held_blocks)),
                 time.monotonic(),
             )
-            pump = self._pump(self._engine, header, session, job, call.cancelled)
-            push = Push(client, pump, self._deadline_s(header, job), call)
+            plane = open_plane(client, reservation, self._defaults.data_planes)
+            stack.callback(plane.close)
+            pump = self._pump(self._engine, header, session, job, call.cancelled, plane.framing)
+            push = Push(client, plane, pump, self._deadline_s(header, job), call)
+            attempt.plane = plane.scheme
             stack.callback(push.close, header.handoff_id)
             yield from push.progress(header, job)
             self._count_prefill(job)
@@ -281,6 +288,7 @@ class Handoffs:
                 "transform": pushed.transform_s,
                 "device_wait": pushed.device_wait_s,
                 "tail": pushed.tail_s,
+                "push": ended_s - pump.times.reserved_at_s,
                 "total": ended_s - attempt.began_s,
             },
             timeline=Timeline(
@@ -290,6 +298,7 @@ class Handoffs:
                 verified_at_s=pushed.verified_at_s,
                 installed_at_s=pushed.installed_at_s,
             ),
+            data_plane=attempt.plane,
             **attempt.planned(ended_s),
         )
 
@@ -312,6 +321,7 @@ class _Attempt:
     plan: Plan | None
     reserve_s: float = 0.0
     reservation: Reservation | None = None
+    plane: DataPlane = ""
 
     def planned(self, ended_s: float) -> _Planned:
         """What the receipt says of the plan, if there was one."""

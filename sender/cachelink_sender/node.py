@@ -54,6 +54,7 @@ class SenderNode(BaseNode):
                 block_tokens=config.block_tokens,
                 lease_s=config.lease,
                 link_bytes_per_s=config.link_rate,
+                data_planes=config.data_planes,
             ),
             pump=pump,
         )

@@ -1,11 +1,12 @@
 """Moves one cache: each block is encoded and sent as soon as it has been prefilled.
 
-    native:    prefill thread ─▶ gRPC's thread (gather, digest, join) ─▶ wire
-    otherwise: prefill thread ─▶ encoder thread ─▶ bounded queue ─▶ gRPC's thread ─▶ wire
+    native:    prefill thread ─▶ stream's thread (views or a copy, digest) ─▶ wire
+    otherwise: prefill thread ─▶ encoder thread ─▶ bounded queue ─▶ stream's thread ─▶ wire
 
-A native chunk is a copy, which is over sooner than it could be handed from thread to thread. Codecs
-and packings that compute run ahead of the wire in a thread of their own; the queue holds
-``limits.QUEUED_CHUNKS`` messages, so a slow receiver stops the encoder and costs no memory.
+A native chunk is a copy at most, which is over sooner than it could be handed from thread to thread;
+the plane ``tcp`` sends it from where it lies. Codecs and packings that compute run ahead of the wire
+in a thread of their own; the queue holds ``limits.QUEUED_CHUNKS`` messages, so a slow receiver stops
+the encoder and costs no memory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from cachelink_core import limits
 from cachelink_core.engine.base import Engine
@@ -23,7 +25,7 @@ from cachelink_core.errors import CacheLinkError, InternalError
 from cachelink_core.handoff import HandoffSession, events
 from cachelink_core.logs import logger
 from cachelink_core.manifest import Header, SenderTimings
-from cachelink_core.rpc import frames
+from cachelink_core.rpc.planes import Framing, GrpcFraming
 from cachelink_sender.prefill_job import PrefillJob, aborted
 
 _log = logger(__name__)
@@ -48,7 +50,14 @@ class PumpTimes:
 
 
 class Pump:
-    """The frames of one handoff, made while they are taken."""
+    """The frames of one handoff, made while they are taken.
+
+    Attributes:
+        sends_in_place: whether a plane that can may be given views of the cache.
+        times: so far.
+    """
+
+    sends_in_place = True
 
     def __init__(
         self,
@@ -57,6 +66,7 @@ class Pump:
         session: HandoffSession,
         job: PrefillJob,
         cancelled: Callable[[], bool],
+        framing: Framing | None = None,
     ) -> None:
         """Binds one handoff.
 
@@ -66,22 +76,27 @@ class Pump:
             session: the sender's session, admitted.
             job: the prefill whose cache is sent.
             cancelled: whether the caller has gone.
+            framing: of the plane that carries it; None for gRPC's.
         """
         self.times = PumpTimes(reserved_at_s=time.monotonic())
         self._header = header
         self._session = session
         self._job = job
         self._cancelled = cancelled
+        self._framing = framing or GrpcFraming()
+        # Views of the cache are good for as long as it is pinned; those of an encoder's buffers only
+        # until it is asked again, so what is made ahead of the wire has to be copied.
+        self._in_place = self.sends_in_place and self._framing.in_place and not self._computes
         self._encoder = ChunkEncoder(engine, header, job.cache)
         self._stopped = threading.Event()
 
-    def frames(self) -> Iterator[bytes]:
+    def frames(self) -> Iterator[Any]:
         """Open, chunks, commit: pulled by the stream one at a time.
 
         Raises:
             CacheLinkError: what went wrong while making them.
         """
-        yield frames.encode_open(self._header.handoff_id, self._session.receiver_epoch)
+        yield self._framing.open(self._header.handoff_id, self._session.receiver_epoch)
         self._session.handle(
             events.Open(self._header.handoff_id, self._session.receiver_epoch), time.monotonic()
         )
@@ -91,15 +106,20 @@ class Pump:
             self._stopped.set()
         seal = self._session.make_seal(self._timings())
         self._session.handle(events.Commit(seal), time.monotonic())
-        yield frames.encode_commit(seal)
+        yield self._framing.commit(seal)
+
+    @property
+    def _computes(self) -> bool:
+        """Whether a chunk is more than a copy."""
+        return self._header.codec.quantized or self._header.packing.id != "none"
 
     def _paced(self, made: Iterator[Frame]) -> Iterator[Frame]:
         """Decides how far ahead of the wire frames are made."""
-        if self._header.codec.quantized or self._header.packing.id != "none":
+        if self._computes:
             return _ahead(made, self._stopped, self._cancelled)
         return made
 
-    def _sent(self, made: Iterator[Frame]) -> Iterator[bytes]:
+    def _sent(self, made: Iterator[Frame]) -> Iterator[Any]:
         taken_s = time.monotonic()
         for frame in made:
             now = time.monotonic()
@@ -133,9 +153,11 @@ class Pump:
 
     def _encoded(self, block: int, run: int, *, ends_block: bool) -> Frame:
         began = time.monotonic()
-        parts = self._encoder.encode(block, run)
+        parts = self._encoder.encode(block, run, in_place=self._in_place)
         digest = self._session.send_chunk(block, run, parts, began)
-        data = frames.encode_chunk(block, run, digest, parts)
+        if self._framing.in_place and not self._in_place:
+            parts = [memoryview(b"".join(parts))]
+        data = self._framing.chunk(block, run, digest, parts)
         ended_s = time.monotonic()
         self.times.encode_s += ended_s - began
         if ends_block:
@@ -158,7 +180,7 @@ class Pump:
 class Frame:
     """One encoded chunk, as the stream takes it."""
 
-    data: bytes
+    data: Any
     raw_bytes: int
     wire_bytes: int
     ends_block: bool

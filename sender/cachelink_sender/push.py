@@ -12,6 +12,7 @@ from cachelink_core.errors import CacheLinkError, InternalError
 from cachelink_core.logs import logger
 from cachelink_core.manifest import Header
 from cachelink_core.rpc.handlers import Call
+from cachelink_core.rpc.planes import Plane
 from cachelink_core.rpc.transfer_client import TransferClient
 from cachelink_core.rpc.transfer_types import PushReceipt
 from cachelink_core.rpc.types import Progress
@@ -32,12 +33,15 @@ class Push:
         ended_s: when it ended, monotonic.
     """
 
-    def __init__(self, client: TransferClient, pump: Pump, deadline_s: float, call: Call) -> None:
+    def __init__(
+        self, client: TransferClient, plane: Plane, pump: Pump, deadline_s: float, call: Call
+    ) -> None:
         """Prepares it; ``progress`` starts it."""
         self.pump = pump
         self.receipt: PushReceipt | None = None
         self.ended_s = 0.0
         self._client = client
+        self._plane = plane
         self._deadline_s = deadline_s
         self._call = call
         self._given_up = threading.Event()
@@ -90,7 +94,7 @@ class Push:
 
     def _run(self) -> None:
         try:
-            receipt: PushReceipt | CacheLinkError = self._client.push(
+            receipt: PushReceipt | CacheLinkError = self._plane.push(
                 self.pump.frames(), deadline_s=self._deadline_s, cancelled=self._cancelled
             )
         except CacheLinkError as error:

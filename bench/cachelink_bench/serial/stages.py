@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from cachelink_core.engine.base import Engine
 from cachelink_core.handoff import events
@@ -14,6 +15,8 @@ from cachelink_sender.pump import Frame, Pump
 
 class SerialPump(Pump):
     """Encodes every chunk into memory before the first one is sent."""
+
+    sends_in_place = False
 
     def _paced(self, made: Iterator[Frame]) -> Iterator[Frame]:
         return iter(list(made))
@@ -35,7 +38,12 @@ class SerialSink(ChunkSink):
         with self._incoming.lock:
             self._check_alive()
             self._incoming.session.touch(time.monotonic())
-        self._kept.append(chunk)
+        # A copy: a plane may receive the next chunk into the same memory.
+        self._kept.append(replace(chunk, payload=memoryview(bytes(chunk.payload))))
+
+    def place(self, _block: int, _run: int, _wire_bytes: int, /) -> Sequence[memoryview]:
+        """Nowhere: loading is a stage of its own."""
+        return ()
 
     def commit(self, seal: Seal) -> None:
         """Verifies and decodes everything, then holds the seal against it.

@@ -1,0 +1,147 @@
+"""The sending end of the plane ``tcp``: one connection a handoff."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from typing import Self
+
+from google.protobuf.message import DecodeError
+
+from cachelink_core import limits
+from cachelink_core.errors import (
+    HandoffAborted,
+    LinkTimeout,
+    PeerGone,
+    RemoteProtocolError,
+)
+from cachelink_core.rpc import convert_transfer as convert
+from cachelink_core.rpc.pb.cachelink.v1 import common_pb2
+from cachelink_core.rpc.pb.cachelink.v1 import transfer_pb2 as pb
+from cachelink_core.rpc.status import from_info
+from cachelink_core.rpc.tcp_frames import FrameKind, Outgoing, check_digest
+from cachelink_core.rpc.tcp_socket import FrameSocket
+from cachelink_core.rpc.tls import TlsFiles, client_context
+from cachelink_core.rpc.transfer_types import Endpoint, PushReceipt
+from cachelink_core.rpc.watchdog import Watchdog
+
+
+class TcpPush:
+    """One connection to a receiver, for one handoff. A context manager."""
+
+    def __init__(self, connection: FrameSocket, address: str) -> None:
+        self._connection = connection
+        self._address = address
+
+    @classmethod
+    def connect(cls, endpoint: Endpoint, called: str, tls: TlsFiles | None) -> TcpPush:
+        """Connects.
+
+        Args:
+            endpoint: as offered in the reservation.
+            called: ``host:port`` at which the receiver was called; its host is taken where the
+                endpoint names none.
+            tls: as for the receiver's gRPC server.
+
+        Raises:
+            PeerGone: there is no connection within ``limits.CONNECT_DEADLINE_S``, or no trust in it.
+            ConfigError: a TLS file is missing.
+        """
+        host, _, port = endpoint.address.rpartition(":")
+        host = (host or called.rpartition(":")[0]).strip("[]")
+        try:
+            plain = socket.create_connection((host, int(port)), limits.CONNECT_DEADLINE_S)
+            try:
+                secured = plain if tls is None else _secured(plain, host, tls)
+            except BaseException:
+                plain.close()
+                raise
+        except (OSError, ValueError, OverflowError) as error:
+            raise PeerGone(f"no data connection to {host}:{port}: {error}") from error
+        return cls(FrameSocket(secured), f"{host}:{port}")
+
+    def push(
+        self,
+        frames: Iterator[Outgoing],
+        *,
+        deadline_s: float,
+        stall_s: float = limits.STALL_DEADLINE_S,
+        on_stall: Callable[[], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> PushReceipt:
+        """Sends one handoff and waits for its receipt; everything as ``TransferClient.push`` does.
+
+        Raises:
+            LinkTimeout: the deadline passed, or the receiver took nothing for ``stall_s``.
+            HandoffAborted: ``cancelled`` said so.
+            PeerGone: the connection broke.
+            CacheLinkError: the receiver's refusal, as its own class.
+            Exception: what ``frames`` raised, as it was.
+        """
+        until_s = time.monotonic() + deadline_s
+
+        def ended() -> bool:
+            return time.monotonic() > until_s or (cancelled is not None and cancelled())
+
+        with Watchdog(stall_s, self._connection.shutdown, ended) as watchdog:
+            try:
+                self._send(frames, watchdog)
+                return self._receipt()
+            except PeerGone:
+                if watchdog.stalled:
+                    if on_stall is not None:
+                        on_stall()
+                    raise LinkTimeout(f"{self._address} took nothing for {stall_s:g} s") from None
+                if not watchdog.cancelled:
+                    raise
+                if cancelled is not None and cancelled():
+                    raise HandoffAborted("given up by its caller") from None
+                raise LinkTimeout(f"not over within {deadline_s:g} s") from None
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _send(self, frames: Iterator[Outgoing], watchdog: Watchdog) -> None:
+        """Sends until the frames end or the receiver says something, which can only be its end."""
+        for frame in frames:
+            if self._connection.peer_spoke():
+                return
+            watchdog.arm()
+            try:
+                self._connection.send(frame)
+            except PeerGone:
+                if self._connection.peer_spoke():  # why it hung up may still be there to be read
+                    return
+                raise
+            finally:
+                watchdog.disarm()
+
+    def _receipt(self) -> PushReceipt:
+        header = self._connection.read_header()
+        if header is None:
+            raise PeerGone(f"{self._address} ended the connection without a receipt")
+        if header.kind not in (FrameKind.RECEIPT, FrameKind.ERROR):
+            raise RemoteProtocolError(f"{self._address} answered with {header.kind.name.lower()}")
+        payload = self._connection.read_payload(header)
+        check_digest(header, payload)
+        try:
+            if header.kind is FrameKind.ERROR:
+                raise from_info(common_pb2.ErrorInfo.FromString(payload))
+            return convert.push_receipt_from(pb.PushChunksResponse.FromString(payload))
+        except DecodeError as error:
+            raise RemoteProtocolError(
+                f"{self._address} answered with no message: {error}"
+            ) from error
+
+
+def _secured(plain: socket.socket, host: str, tls: TlsFiles) -> ssl.SSLSocket:
+    return client_context(tls).wrap_socket(plain, server_hostname=host)

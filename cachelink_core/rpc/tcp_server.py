@@ -1,0 +1,367 @@
+"""The receiving end of the plane ``tcp``: a listener, tickets, and one thread a connection.
+
+A connection carries no token. ``Reserve``, which is authenticated, hands out a ticket; whoever shows
+it may send that handoff, once, as the tenant who reserved it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from cachelink_core import limits
+from cachelink_core.errors import (
+    CacheLinkError,
+    ConfigError,
+    Denied,
+    InternalError,
+    LinkTimeout,
+    PeerGone,
+    RemoteProtocolError,
+)
+from cachelink_core.handoff.events import Chunk, Open
+from cachelink_core.rpc import convert_transfer as convert
+from cachelink_core.rpc.handlers import Call, Frame, Place, TransferHandler
+from cachelink_core.rpc.slots import Slots
+from cachelink_core.rpc.status import to_info
+from cachelink_core.rpc.tcp_frames import (
+    FrameHeader,
+    FrameKind,
+    check_digest,
+    decode_commit,
+    decode_open,
+    encode_message,
+)
+from cachelink_core.rpc.tcp_socket import FrameSocket
+from cachelink_core.rpc.tls import TlsFiles, server_context
+from cachelink_core.rpc.transfer_types import Endpoint
+from cachelink_core.rpc.watchdog import Watchdog
+
+_log = logging.getLogger(__name__)
+
+_MOST_TICKETS: Final = 4_096
+"""Tickets that are kept: a handoff that was reserved and never opened leaves one behind."""
+
+_WAITING_CONNECTIONS: Final = 16
+"""Connections beyond the slots that may be about to open or to be told why not."""
+
+_LINGER_S: Final = 1.0
+_LINGER_BYTES: Final = 64 * limits.MIB
+"""A refused sender gets so long, and may still send so much, until it has read why."""
+
+
+class Tickets:
+    """Who may send which handoff. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._issued: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
+
+    def issue(self, handoff_id: str, tenant: str) -> bytes:
+        """A ticket for one stream; the oldest is forgotten when there are too many."""
+        ticket = secrets.token_bytes(32)
+        with self._lock:
+            self._issued[handoff_id] = ticket, tenant
+            while len(self._issued) > _MOST_TICKETS:
+                self._issued.popitem(last=False)
+        return ticket
+
+    def redeem(self, handoff_id: str, ticket: bytes) -> str:
+        """The tenant whose ticket it is; it is good once.
+
+        Raises:
+            Denied: it is not the ticket of that handoff.
+        """
+        with self._lock:
+            issued, tenant = self._issued.get(handoff_id, (b"", ""))
+            if not issued or not hmac.compare_digest(issued, ticket):
+                raise Denied(f"no ticket, or not the one of handoff {handoff_id!r}")
+            del self._issued[handoff_id]
+        return tenant
+
+
+class TcpServer:
+    """Listens beside the gRPC server.
+
+    Attributes:
+        port: the real one.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        tls: TlsFiles | None,
+        handler: TransferHandler,
+        slots: Slots,
+        stall_s: float,
+    ) -> None:
+        """Binds; ``start`` takes connections.
+
+        Args:
+            host: interface, as that of the gRPC server.
+            port: 0 for a free one.
+            tls: as for the gRPC server; None for plain sockets.
+            handler: takes the streams.
+            slots: of transfers, shared with the gRPC server.
+            stall_s: how long a stream may be silent.
+
+        Raises:
+            ConfigError: the address cannot be bound, or a TLS file is missing.
+        """
+        self._context = None if tls is None else server_context(tls)
+        self._handler = handler
+        self._slots = slots
+        self._stall_s = stall_s
+        self._tickets = Tickets()
+        self._room = threading.BoundedSemaphore(slots.limit + _WAITING_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._streams: set[_Stream] = set()
+        self._stopping = threading.Event()
+        self._listener = _bind(host, port)
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, name="tcp-plane", daemon=True)
+
+    def offer(self, handoff_id: str, tenant: str) -> Endpoint:
+        """The endpoint for one admitted handoff; the sender knows the host already."""
+        return Endpoint("tcp", f":{self.port}", self._tickets.issue(handoff_id, tenant))
+
+    def start(self) -> None:
+        """Takes connections."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends every stream at once; a second call does nothing."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        # A blocked accept does not notice a close; it does notice this.
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            _log.debug("the listener was not connected")
+        self._listener.close()
+        with self._lock:
+            streams = tuple(self._streams)
+        for stream in streams:
+            stream.shutdown()
+        for stream in streams:
+            stream.join(limits.CONNECT_DEADLINE_S)
+        if self._thread.is_alive():
+            self._thread.join(limits.CONNECT_DEADLINE_S)
+
+    def _accept(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                connection, peer = self._listener.accept()
+            except OSError:
+                if self._stopping.wait(0.1):  # out of descriptors, perhaps: not in a circle
+                    return
+                continue
+            if not self._room.acquire(blocking=False):
+                connection.close()
+                continue
+            stream = _Stream(self, connection, f"{peer[0]}:{peer[1]}")
+            with self._lock:
+                self._streams.add(stream)
+            stream.start()
+
+    def _serve(self, stream: _Stream, connection: socket.socket) -> None:
+        """One connection, in its own thread."""
+        try:
+            self._converse(stream, connection)
+        except (CacheLinkError, OSError) as error:
+            _log.info("a data connection of %s failed: %s", stream.peer, error)
+        except Exception:  # noqa: BLE001 - the end of a thread: logged, or lost
+            _log.exception("a data connection of %s failed", stream.peer)
+        finally:
+            connection.close()
+            with self._lock:
+                self._streams.discard(stream)
+            self._room.release()
+
+    def _converse(self, stream: _Stream, connection: socket.socket) -> None:
+        connection.settimeout(limits.CONNECT_DEADLINE_S)
+        if self._context is not None:
+            connection = self._context.wrap_socket(connection, server_side=True)
+        link = FrameSocket(connection)
+        stream.link = link
+        try:
+            self._take(stream, link)
+        except CacheLinkError as error:
+            _refuse(link, error)
+            return
+        except Exception:  # noqa: BLE001 - the boundary: logged here, the peer gets no details
+            _log.exception("unexpected error in a data connection")
+            _refuse(link, InternalError("a bug in this daemon; its log has the details"))
+            return
+        link.end_writing()
+
+    def _take(self, stream: _Stream, link: FrameSocket) -> None:
+        """Takes one handoff and sends its receipt; the slot is held until that is sent."""
+        opening, tenant = self._opened(link)
+        with (
+            self._slots.take(),
+            # Reading alone is ended, so that the sender can still be told why.
+            Watchdog(self._stall_s, link.end_reading, stream.ended) as watchdog,
+        ):
+            frames = TcpFrames(link, opening, watchdog, self._stall_s)
+            stream.frames = frames
+            call = Call(tenant, self._stopping.is_set, stream.peer)
+            receipt = self._handler.push(frames, call)
+            link.send(encode_message(FrameKind.RECEIPT, convert.push_receipt_to(receipt)))
+
+    def _opened(self, link: FrameSocket) -> tuple[Open, str]:
+        link.set_timeout(limits.CONNECT_DEADLINE_S)
+        header = link.read_header()
+        if header is None or header.kind is not FrameKind.OPEN:
+            what = "nothing" if header is None else header.kind.name.lower()
+            raise RemoteProtocolError(f"the stream began with {what}, not with open")
+        payload = link.read_payload(header)
+        check_digest(header, payload)
+        opening = decode_open(payload)
+        tenant = self._tickets.redeem(opening.handoff_id, opening.ticket)
+        link.set_timeout(None)
+        return Open(opening.handoff_id, opening.receiver_epoch), tenant
+
+
+class TcpFrames:
+    """The frames of one stream, as ``TransferHandler.push`` takes them."""
+
+    def __init__(
+        self, link: FrameSocket, opening: Open, watchdog: Watchdog, stall_s: float
+    ) -> None:
+        self._link = link
+        self._opening: Open | None = opening
+        self._watchdog = watchdog
+        self._stall_s = stall_s
+        self._place: Place | None = None
+        self._ended: Callable[[], bool] = _never
+        self._scratch = bytearray()
+
+    def __iter__(self) -> Iterator[Frame]:
+        return self
+
+    def __next__(self) -> Frame:
+        """The next frame.
+
+        Raises:
+            StopIteration: the peer ended the connection between two frames.
+            CacheLinkError: as ``TransferHandler.push`` describes.
+        """
+        if self._opening is not None:
+            opening, self._opening = self._opening, None
+            return opening
+        self._watchdog.arm()
+        try:
+            header = self._link.read_header()
+            if header is None:
+                raise StopIteration
+            return self._frame(header)
+        except PeerGone:
+            if self._watchdog.stalled:
+                raise LinkTimeout(f"no frame came for {self._stall_s:g} s") from None
+            raise
+        finally:
+            self._watchdog.disarm()
+
+    def place_with(self, place: Place, ended: Callable[[], bool]) -> None:
+        """See ``PlacingFrames``."""
+        self._place, self._ended = place, ended
+
+    def ended(self) -> bool:
+        """Whether the handoff has ended by another way, so that nobody waits for its frames."""
+        return self._ended()
+
+    def _frame(self, header: FrameHeader) -> Frame:
+        if header.kind is FrameKind.CHUNK:
+            return self._chunk(header)
+        payload = self._link.read_payload(header)
+        check_digest(header, payload)
+        if header.kind is FrameKind.COMMIT:
+            return decode_commit(payload)
+        if header.kind is FrameKind.OPEN:
+            opening = decode_open(payload)
+            return Open(opening.handoff_id, opening.receiver_epoch)
+        raise RemoteProtocolError(f"a sender sent a frame of kind {header.kind.name.lower()}")
+
+    def _chunk(self, header: FrameHeader) -> Chunk:
+        placed = self._placed(header)
+        if placed:
+            self._link.read(placed)
+            return Chunk(header.block, header.run, memoryview(b""), header.digest, tuple(placed))
+        if len(self._scratch) < header.payload_bytes:
+            self._scratch = bytearray(header.payload_bytes)
+        payload = memoryview(self._scratch)[: header.payload_bytes]
+        self._link.read([payload])
+        return Chunk(header.block, header.run, payload, header.digest)
+
+    def _placed(self, header: FrameHeader) -> Sequence[memoryview]:
+        if self._place is None:
+            return ()
+        return self._place(header.block, header.run, header.payload_bytes)
+
+
+class _Stream(threading.Thread):
+    """The thread of one connection."""
+
+    def __init__(self, server: TcpServer, connection: socket.socket, peer: str) -> None:
+        super().__init__(name="tcp-stream", daemon=True)
+        self.peer = peer
+        self.link: FrameSocket | None = None
+        self.frames: TcpFrames | None = None
+        self._server = server
+        self._connection = connection
+
+    def run(self) -> None:
+        """Serves it."""
+        self._server._serve(self, self._connection)  # noqa: SLF001 - its other half
+
+    def ended(self) -> bool:
+        """Asked by the watchdog."""
+        return self.frames is not None and self.frames.ended()
+
+    def shutdown(self) -> None:
+        """Ends it, from any thread."""
+        if self.link is not None:
+            self.link.shutdown()
+            return
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            _log.debug("a connection ended by itself")
+
+
+def _refuse(link: FrameSocket, error: CacheLinkError) -> None:
+    """Sends the reason, and waits until the peer has had the chance to read it."""
+    try:
+        link.set_timeout(_LINGER_S)
+        link.send(encode_message(FrameKind.ERROR, to_info(error)))
+        link.end_writing()
+        link.discard(_LINGER_BYTES)
+    except PeerGone as gone:
+        _log.info("the reason could not be sent (%s): %s", gone, error)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_WAITING_CONNECTIONS)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"data address {host}:{port} cannot be bound: {error}") from error
+    return listener
+
+
+def _never() -> bool:
+    return False

@@ -12,7 +12,10 @@ BENCHMARKS: Final = {
     "transport": "what mapping a token costs, beside the bare GEMMs inside it",
     "latency": "translating a ready cache beside reading the prefix again, to the first token",
     "loopback": "a handoff between two processes, beside bare gRPC and a raw socket",
+    "pipeline": "the next document always under way, beside one call after the other",
     "two-node": "caches moved to another node, real or emulated, beside sending the text",
+    "overlap": "handoffs while the prefix is prefilled, beside each stage alone and in turn",
+    "link": "how much of an emulated link a handoff fills, beside iperf3 in the same run",
     "planner": "every way timed on emulated links, beside what the planner picks",
     "break-even": "figures of a two-node result: when moving beats re-reading, and after how often",
 }

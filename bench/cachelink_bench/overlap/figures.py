@@ -1,0 +1,191 @@
+"""What a round says: how much of the ideal pipeline's time was reached.
+
+Stages of a handoff, block by block: prefill, link, and for another model's cache the receiver's
+translation. An ideal pipeline takes as long as its slowest stage and one block more.
+
+All times are seconds on the sender's clock, counted from the reply to Reserve; the receiver's only
+share is the receipt, whose arrival ends the handoff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from cachelink_bench.overlap.task import Run
+from cachelink_bench.statistics import Spread
+from cachelink_core.errors import InternalError
+
+TAIL_TARGET: Final = 2.0
+"""Blocks of link time from the last block's prefill to Installed, at most."""
+
+TOTAL_TARGET: Final = 1.05
+"""Total less one block, over the slowest stage alone, at most."""
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """One handoff beside its stages alone.
+
+    Attributes:
+        prefill_s: alone: first to last block.
+        link_s: alone: reply to Reserve to receipt, for a cache that was there.
+        translate_s: verifying, decoding and translating at the receiver, in the same handoff; 0 for
+            the same model.
+        block_s: one block's share of ``link_s``.
+        total_s: begin of the prefill to the receipt.
+        serial_s: the same, one stage after another.
+        after_prefill_s: last block prefilled to the receipt.
+        after_entry_s: the same from the moment at which the last block could enter the link: that
+            at which all blocks before it were through.
+    """
+
+    prefill_s: float
+    link_s: float
+    translate_s: float
+    block_s: float
+    total_s: float
+    serial_s: float
+    after_prefill_s: float
+    after_entry_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Prefill over link: above 1 the link is the faster one."""
+        return self.prefill_s / self.link_s
+
+    @property
+    def floor_s(self) -> float:
+        """The slowest stage alone."""
+        return max(self.prefill_s, self.link_s, self.translate_s)
+
+    @property
+    def over_floor(self) -> float:
+        """Total less one block, over the slowest stage: at best 1."""
+        return (self.total_s - self.block_s) / self.floor_s
+
+    @property
+    def tail_blocks(self) -> float:
+        """From the last block's prefill to Installed, in blocks of link time."""
+        return self.after_prefill_s / self.block_s
+
+    @property
+    def entry_blocks(self) -> float:
+        """The same without what a slower link still held back: at best 1."""
+        return self.after_entry_s / self.block_s
+
+    @property
+    def speed_up(self) -> float:
+        """Over one stage after another."""
+        return self.serial_s / self.total_s
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One case at one ratio; the figures are those of single rounds, summed up.
+
+    Attributes:
+        case: its name.
+        ratio: aimed at.
+        rate_bits: of the shaper.
+        wire_bytes: of the payload.
+        spreads: by name of a field or property of ``Figures``.
+        target: figure that the tail is judged by: ``tail_blocks``, or ``entry_blocks`` where the
+            link is the slowest stage and holds blocks back that were prefilled long ago.
+    """
+
+    case: str
+    ratio: float
+    rate_bits: int
+    wire_bytes: int
+    spreads: dict[str, Spread]
+    target: str
+
+    @property
+    def met(self) -> bool:
+        """Whether both targets are."""
+        tail, total = self.spreads[self.target], self.spreads["over_floor"]
+        return tail.median <= TAIL_TARGET and total.median <= TOTAL_TARGET
+
+
+SUMMED: Final = (
+    "prefill_s", "link_s", "translate_s", "block_s", "total_s", "serial_s", "ratio", "floor_s",
+    "over_floor", "tail_blocks", "entry_blocks", "speed_up",
+)  # fmt: skip
+
+
+def make_rows(runs: Iterable[Run], mapped: Sequence[str]) -> tuple[Row, ...]:
+    """Sums every case and ratio up, in the order in which they came first.
+
+    Args:
+        runs: of all rounds.
+        mapped: names of the cases whose caches are translated.
+    """
+    cells: dict[tuple[str, float], dict[int, dict[str, Run]]] = {}
+    for run in runs:
+        cells.setdefault((run.case, run.ratio), {}).setdefault(run.round, {})[run.way] = run
+    rows = []
+    for (case, ratio), rounds in sorted(cells.items(), key=lambda cell: _place(cell[0], cells)):
+        found = [figures(ways, mapped=case in mapped) for ways in rounds.values()]
+        spreads = {name: Spread.of([getattr(f, name) for f in found]) for name in SUMMED}
+        moved = next(iter(rounds.values()))["link"]
+        bound = spreads["link_s"].median > spreads["prefill_s"].median
+        rows.append(
+            Row(
+                case=case,
+                ratio=ratio,
+                rate_bits=moved.rate_bits,
+                wire_bytes=moved.wire_bytes,
+                spreads=spreads,
+                target="entry_blocks" if bound else "tail_blocks",
+            )
+        )
+    return tuple(rows)
+
+
+def figures(ways: dict[str, Run], *, mapped: bool) -> Figures:
+    """Of one round.
+
+    Args:
+        ways: its runs, all four.
+        mapped: whether the receiver translates.
+    """
+    alone, link, streamed = ways["prefill"], ways["link"], ways["overlap"]
+    link_s, ready_s = link.phases["push"], streamed.prefilled_at_s
+    block_s = link_s / len(ready_s)
+    received_s = streamed.phases["push"]
+    return Figures(
+        prefill_s=alone.phases["prefill"],
+        link_s=link_s,
+        translate_s=link.phases["load_busy"] + link.phases["transform"] if mapped else 0.0,
+        block_s=block_s,
+        total_s=total_s(streamed),
+        serial_s=total_s(ways["serial"]),
+        after_prefill_s=received_s - ready_s[-1],
+        after_entry_s=received_s - max(ready_s[-1], _through_s(ready_s[:-1], block_s)),
+    )
+
+
+def total_s(run: Run) -> float:
+    """From the begin of the prefill, which may be before Reserve, to the receipt.
+
+    Raises:
+        InternalError: the receipt has no timeline.
+    """
+    if not run.prefilled_at_s:
+        raise InternalError(f"{run.way} of {run.case}: the receipt has no timeline")
+    return run.phases["push"] - run.prefilled_at_s[-1] + run.phases["prefill"]
+
+
+def _through_s(ready_s: Sequence[float], block_s: float) -> float:
+    """When a link that is never idle without need has carried blocks that were ready then."""
+    through_s = 0.0
+    for ready in ready_s:
+        through_s = max(through_s, ready) + block_s
+    return through_s
+
+
+def _place(cell: tuple[str, float], cells: Iterable[tuple[str, float]]) -> tuple[int, float]:
+    """Cases in the order in which they came first; their ratios from slow links to fast ones."""
+    order = list(dict.fromkeys(case for case, _ in cells))
+    return order.index(cell[0]), cell[1]

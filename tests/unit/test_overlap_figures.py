@@ -1,0 +1,86 @@
+"""The figures of ``cachelink-bench overlap`` from receipts whose every time is known."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cachelink_bench.overlap.figures import figures, make_rows
+from cachelink_bench.overlap.tables import rows_text, verdict_text
+from cachelink_bench.overlap.task import Run
+
+BLOCKS = 4
+RESERVE_S = 0.25
+"""From the begin of the prefill to the reply to Reserve."""
+
+
+def a_run(way: str, push_s: float = 0.0, ready_s=(), number: int = 0, **phases: float) -> Run:
+    given = {"push": push_s, "prefill": 4.0, "load_busy": 0.0, "transform": 0.0, **phases}
+    return Run(number, "native", 1.0, way, 8_000_000, 1_000, given, tuple(ready_s))
+
+
+def ways(link_s: float, received_s: float, number: int = 0, **phases: float) -> dict[str, Run]:
+    """A prefill of a second a block, over a link that needs ``link_s`` for all of them."""
+    ready_s = [block + 1 - RESERVE_S for block in range(BLOCKS)]
+    return {
+        "prefill": a_run("prefill", number=number),
+        "link": a_run("link", link_s, [0.0] * BLOCKS, number, **phases),
+        "overlap": a_run("overlap", received_s, ready_s, number),
+        # The prefill of serial nodes is over before Reserve.
+        "serial": a_run("serial", link_s + 0.5, [-0.1] * BLOCKS, number),
+    }
+
+
+def test_a_faster_link_hides_behind_the_prefill_but_for_one_block():
+    found = figures(ways(link_s=2.0, received_s=4.0 - RESERVE_S + 0.5), mapped=False)
+    assert found.total_s == pytest.approx(4.5)
+    assert found.block_s == 0.5
+    assert found.ratio == 2.0
+    assert found.over_floor == pytest.approx(1.0)
+    assert found.tail_blocks == found.entry_blocks == pytest.approx(1.0)
+    assert found.serial_s == pytest.approx(4.0 + 0.1 + 2.5)
+    assert found.speed_up == pytest.approx(6.6 / 4.5)
+
+
+def test_a_slower_link_holds_blocks_back_that_are_no_fault_of_the_pipeline():
+    first_s = 1.0 - RESERVE_S
+    found = figures(ways(link_s=8.0, received_s=first_s + 8.0), mapped=False)
+    assert found.total_s == pytest.approx(9.0)
+    assert found.over_floor == pytest.approx((9.0 - 2.0) / 8.0)
+    assert found.tail_blocks == pytest.approx((first_s + 8.0 - (4.0 - RESERVE_S)) / 2.0)
+    assert found.entry_blocks == pytest.approx(1.0)
+
+
+def test_translation_can_be_the_slowest_stage_and_only_counts_for_another_model():
+    runs = ways(link_s=2.0, received_s=9.0, load_busy=1.0, transform=5.0)
+    assert figures(runs, mapped=True).floor_s == 6.0
+    assert figures(runs, mapped=False).floor_s == 4.0
+
+
+@pytest.mark.parametrize(
+    ("late_s", "said"), [(0.0, "met"), (0.3, "MISSED by native at 1"), (3.0, "MISSED")]
+)
+def test_the_verdict_is_of_the_median_and_quiet_machines_only(late_s, said):
+    runs = [
+        run
+        for number in range(3)
+        for run in ways(2.0, 4.0 - RESERVE_S + 0.5 + late_s, number).values()
+    ]
+    rows = make_rows(runs, mapped=())
+    assert [row.target for row in rows] == ["tail_blocks"]
+    assert said in verdict_text(rows, load=0.1)
+    assert "no verdict" in verdict_text(rows, load=0.6)
+    assert "2.00" in rows_text(rows)
+
+
+def test_rows_are_sorted_from_slow_links_to_fast_ones_and_judged_by_what_applies():
+    runs = [
+        msgspec.structs.replace(run, ratio=ratio)
+        for ratio, link_s in ((2.0, 2.0), (0.5, 8.0))
+        for run in ways(link_s, 9.0 - RESERVE_S).values()
+    ]
+    rows = make_rows(runs, mapped=())
+    assert [(row.ratio, row.target) for row in rows] == [
+        (0.5, "entry_blocks"),
+        (2.0, "tail_blocks"),
+    ]

@@ -3,28 +3,30 @@
 Tensors ``layer.0.K``, ``layer.0.V``, … are ``[H, T, D]`` as the model caches them, each from the
 first position that its layer holds. ``manifest.header`` and ``manifest.seal`` hold the bytes of the
 handoff's manifest. The file's metadata has a BLAKE3 digest for each tensor. Nothing in it can run.
+Both ways take memory for one tensor beside the cache, never for a second cache.
 
 Axes: H KV heads, T tokens, D head dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import torch
 from blake3 import blake3
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from cachelink_core.atomic_write import new_file
 from cachelink_core.codec_spec import DType, TensorKind
 from cachelink_core.errors import ChecksumMismatch, CorruptChunk, ManifestError
-from cachelink_core.kv.prefix_cache import PrefixCache
+from cachelink_core.kv.prefix_cache import TORCH_DTYPES, PrefixCache
 from cachelink_core.manifest import Header, decode_header
 
 FORMAT: Final = "cachelink-cache-1"
@@ -36,6 +38,9 @@ _STORED_DTYPES: Final[dict[DType, str]] = {"float32": "F32", "bfloat16": "BF16",
 """By the names of safetensors."""
 
 _KINDS: Final[tuple[TensorKind, TensorKind]] = ("K", "V")
+
+_ALIGNMENT: Final = 8
+"""Safetensors pads its table to this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +91,16 @@ def save_cache(path: Path, header: bytes, cache: PrefixCache, seal: bytes = b"")
     """
     described = decode_header(header)
     _check_describes(described, cache)
-    tensors = {_HEADER: _as_tensor(header)}
-    if seal:
-        tensors[_SEAL] = _as_tensor(seal)
+    parts: dict[str, Callable[[], Tensor]] = {}
     for layer in range(len(cache.layers)):
         first = cache.first_token(layer)
         for kind in _KINDS:
-            held = cache.tensor(layer, kind, first, described.tokens)
-            tensors[_name(layer, kind)] = held.contiguous().cpu()
-    metadata = {"format": FORMAT} | {name: _digest(tensor) for name, tensor in tensors.items()}
-    with new_file(path) as aside:
-        save_file(tensors, aside, metadata)
+            parts[_name(layer, kind)] = partial(cache.tensor, layer, kind, first, described.tokens)
+    # Last, because odd lengths would move the tensors behind them off their alignment.
+    parts[_HEADER] = partial(_as_tensor, header)
+    if seal:
+        parts[_SEAL] = partial(_as_tensor, seal)
+    _write(path, parts)
 
 
 def load_cache(path: Path, *, headroom: int, device: torch.device | str = "cpu") -> Spilled:
@@ -121,12 +125,33 @@ def load_cache(path: Path, *, headroom: int, device: torch.device | str = "cpu")
         cache = PrefixCache.allocate(
             identity.layers, identity.dtype, header.tokens, headroom, device, whole=whole
         )
-        for layer in range(len(identity.layers)):
-            for kind in _KINDS:
-                out = cache.tensor(layer, kind, cache.first_token(layer), header.tokens)
-                out.copy_(_read(reader, _name(layer, kind)))
-    cache.set_length(header.tokens)
+        _fill(reader, header, cache, whole=whole)
     return Spilled(header, seal, cache)
+
+
+def restore_cache(path: Path, expected: Header, cache: PrefixCache) -> None:
+    """Reads a file into a cache that is there, and checks every byte of it.
+
+    Whatever goes wrong, the cache's length stays as it was: it may be filled in another way.
+
+    Args:
+        path: of the file.
+        expected: a header with the identity, prefix and blocks that the file must have.
+        cache: empty, with room for the prefix.
+
+    Raises:
+        CorruptChunk: the file is cut short, or holds something else than expected.
+        ChecksumMismatch: a tensor's bytes are not those that were written; it is named.
+        ManifestError: the header is malformed.
+        OSError: the file cannot be read.
+    """
+    with _opened(path) as reader:
+        header = decode_header(_manifest_bytes(reader, _HEADER))
+        for field in ("identity", "token_ids", "block_tokens", "codec"):
+            if getattr(header, field) != getattr(expected, field):
+                raise CorruptChunk(f"{path}: its {field} is not that of the wanted prefix")
+        whole = _check_shapes(reader, header)
+        _fill(reader, header, cache, whole=whole)
 
 
 def verify_cache(path: Path) -> tuple[Header, tuple[SpilledTensor, ...]]:
@@ -156,6 +181,34 @@ def read_header(path: Path) -> Header:
     """
     with _opened(path) as reader:
         return decode_header(_manifest_bytes(reader, _HEADER))
+
+
+def _write(path: Path, parts: dict[str, Callable[[], Tensor]]) -> None:
+    """Writes a safetensors file tensor by tensor; the library would need all of them at once."""
+    table: dict[str, Any] = {"__metadata__": {"format": FORMAT}}
+    offset = 0
+    for name, part in parts.items():
+        tensor = part()
+        table["__metadata__"][name] = _digest(tensor)
+        dtype = "U8" if tensor.dtype == torch.uint8 else _stored_dtype(tensor.dtype)
+        stop = offset + tensor.nbytes
+        table[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offset, stop]}
+        offset = stop
+    head = msgspec.json.encode(table)
+    head += b" " * (-len(head) % _ALIGNMENT)
+    with new_file(path) as aside, aside.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for part in parts.values():
+            file.write(_raw(part()))
+
+
+def _fill(reader: Any, header: Header, cache: PrefixCache, *, whole: bool) -> None:
+    for layer, geometry in enumerate(header.identity.layers):
+        first = 0 if whole else geometry.first_token(header.tokens)
+        for kind in _KINDS:
+            out = cache.tensor(layer, kind, first, header.tokens)
+            out.copy_(_read(reader, _name(layer, kind)))
+    cache.set_length(header.tokens)
 
 
 @contextmanager
@@ -255,9 +308,20 @@ def _as_tensor(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
+def _stored_dtype(dtype: torch.dtype) -> str:
+    names = {TORCH_DTYPES[name]: stored for name, stored in _STORED_DTYPES.items()}
+    return names[dtype]
+
+
 def _digest(tensor: Tensor) -> str:
-    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    return blake3(flat.numpy().data, max_threads=blake3.AUTO).hexdigest()
+    return blake3(_raw(tensor), max_threads=blake3.AUTO).hexdigest()
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    """The tensor's bytes in order; a copy of it alone where it is not contiguous, or on a GPU."""
+    flat = tensor.contiguous().cpu().reshape(-1).view(torch.uint8)
+    data: memoryview = flat.numpy().data
+    return data
 
 
 __all__ = [
@@ -266,6 +330,7 @@ __all__ = [
     "SpilledTensor",
     "load_cache",
     "read_header",
+    "restore_cache",
     "save_cache",
     "verify_cache",
 ]

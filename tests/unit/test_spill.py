@@ -1,8 +1,10 @@
 """Caches on disk: the same bits back, and no changed byte goes unnoticed."""
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.profiler import ProfilerActivity, profile
 
 from cachelink_core import limits
 from cachelink_core.codec_spec import NATIVE, NO_PACKING
@@ -10,6 +12,7 @@ from cachelink_core.engine.spill import (
     FORMAT,
     load_cache,
     read_header,
+    restore_cache,
     save_cache,
     verify_cache,
 )
@@ -17,7 +20,7 @@ from cachelink_core.errors import ChecksumMismatch, CorruptChunk, DataLoss, Mani
 from cachelink_core.identity import LayerGeometry, ModelIdentity
 from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.layout import plan_runs
-from cachelink_core.manifest import Header, encode_header, pack_ids
+from cachelink_core.manifest import Header, decode_header, encode_header, pack_ids
 
 FULL = LayerGeometry(kv_heads=2, head_dim=8, rotary_dim=8)
 SLIDING = LayerGeometry(kv_heads=2, head_dim=8, attention="sliding", window=5, rotary_dim=8)
@@ -168,6 +171,55 @@ def test_a_tensor_without_a_digest_is_refused(path):
         load_cache(path, headroom=0)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_file_is_read_into_a_cache_that_is_there(tmp_path, whole):
+    layers = (FULL, SLIDING)
+    saved = filled(layers, "bfloat16", 38, whole=whole)
+    header = header_of(layers, "bfloat16", 38)
+    save_cache(tmp_path / "x.cache", header, saved)
+    cache = PrefixCache.allocate(layers, "bfloat16", 38, 9, whole=True)
+    restore_cache(tmp_path / "x.cache", decode_header(header), cache)
+    assert (cache.length, cache.capacity) == (38, 47)
+    for layer, geometry in enumerate(layers):
+        for kind in "KV":
+            place = layer, kind, geometry.first_token(38), 38
+            assert torch.equal(cache.tensor(*place), saved.tensor(*place))
+
+
+def test_a_file_of_another_prefix_or_with_a_changed_byte_leaves_the_cache_empty(path):
+    cache = PrefixCache.allocate((FULL,), "float32", 6, 0, whole=True)
+    held = read_header(path)
+    for field, value in (("token_ids", pack_ids(range(1, 7))), ("block_tokens", 64)):
+        with pytest.raises(CorruptChunk, match=f"its {field} is not that"):
+            restore_cache(path, msgspec.structs.replace(held, **{field: value}), cache)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(rows_of(path), bytes(len(rows_of(path)))))
+    with pytest.raises(ChecksumMismatch, match=r"layer\.0\.V"):
+        restore_cache(path, held, cache)
+    assert cache.length == 0
+
+
+def rows_of(path) -> bytes:
+    """The bytes of the last tensor of the cache."""
+    values = load_file(path)["layer.0.V"]
+    return values.numpy().tobytes()
+
+
+def test_saving_takes_memory_for_one_tensor_not_for_a_second_cache(tmp_path):
+    layers = (FULL,) * 40
+    cache = filled(layers, "float32", 1000)
+    header = header_of(layers, "float32", 1000)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as taken:
+        save_cache(tmp_path / "x.cache", header, cache)
+    held, most = 0, 0
+    for event in taken.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    one = cache.tensor(0, "K", 0, 1000).nbytes
+    assert 0 < most <= 2 * one
+
+
 def test_another_file_is_not_a_cache(path):
     rewrite(path, lambda tensors: None, {"format": "other"})
     with pytest.raises(CorruptChunk, match=f"'other'; this version reads '{FORMAT}'"):
@@ -199,11 +251,15 @@ def test_a_window_of_other_tokens_is_refused(tmp_path):
 
 def test_a_failed_write_leaves_the_old_file(path, monkeypatch):
     before = path.read_bytes()
+    written = []
 
-    def full(*_args, **_kwargs):
-        raise OSError(28, "no space left on device")
+    def raw(tensor):
+        written.append(tensor)
+        if len(written) > 4:  # three tensors are digested, one of them is written
+            raise OSError(28, "no space left on device")
+        return bytes(tensor.reshape(-1).view(torch.uint8).tolist())
 
-    monkeypatch.setattr("cachelink_core.engine.spill.save_file", full)
+    monkeypatch.setattr("cachelink_core.engine.spill._raw", raw)
     with pytest.raises(OSError, match="no space"):
         save_cache(path, header_of((FULL,), "float32", 6), filled((FULL,), "float32", 6))
     assert path.read_bytes() == before

@@ -80,12 +80,15 @@ class AnswerService:
         began: float,
     ) -> Iterator[types.Delta | types.Final]:
         first_s = 0.0
+        # Tokenizing the question, growing the cache: what is none of the context's own phases.
+        asked_s = time.monotonic()
+        opened.phases["prepare"] = asked_s - began - sum(opened.phases.values())
         sampling = engine_sampling(request.sampling)
         steps = self._engine.answer(cache, opened.ids, query, sampling, call.cancelled)
         for item in steps:
             if isinstance(item, Finish):
                 kept = self._keep(request, call, opened, cache, query, item)
-                yield self._final(opened, query, item, first_s, began, kept)
+                yield self._final(opened, query, item, first_s, began, asked_s, kept)
                 return
             if not first_s and item.token_ids:
                 first_s = time.monotonic() - began
@@ -161,6 +164,7 @@ class AnswerService:
         finish: Finish,
         first_s: float,
         began: float,
+        asked_s: float,
         kept: str,
     ) -> types.Final:
         metrics = self._metrics
@@ -178,6 +182,7 @@ class AnswerService:
             generated=len(finish.generated_ids),
         )
         plan = opened.plan and msgspec.structs.replace(opened.plan, took_s=first_s)
+        now = time.monotonic()
         return types.Final(
             path=opened.path,
             path_reason=opened.why,
@@ -190,8 +195,9 @@ class AnswerService:
                 **opened.phases,
                 "query_prefill": finish.query_prefill_s,
                 "decode": finish.decode_s,
+                "finish": now - asked_s - finish.query_prefill_s - finish.decode_s,
                 "device_wait": finish.device_wait_s,
-                "total": time.monotonic() - began,
+                "total": now - began,
             },
             first_token_s=first_s,
             cache_id=opened.cache_id,

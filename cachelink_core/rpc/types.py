@@ -254,7 +254,8 @@ class Final:
         generated_tokens: of the answer.
         model_tokens: processed by the model for this answer, counted in it.
         finish_reason: why it ended.
-        phases: seconds by phase.
+        phases: seconds by phase; ``wait``, ``queue``, ``prefix``, ``prepare``, ``query_prefill``,
+            ``decode`` and ``finish`` sum to ``total``.
         first_token_s: from the request to the first token.
         cache_id: the cache it was made from, if any.
         kept_cache_id: the cache that it became, if asked for.
@@ -368,7 +369,9 @@ class Receipt:
         wire_bytes: payload bytes as sent.
         native_bytes: the same tokens in the model's own dtype.
         chunk_count: chunks sent.
-        phases: seconds by phase; both clocks, each phase on one.
+        phases: seconds by phase; both clocks, each phase on one. ``start``, ``prefill_wait``,
+            ``reserve``, ``send`` and ``tail`` sum to ``total``, ``load`` and ``install`` to
+            ``check`` and ``tail``.
         timeline: of every block.
         already_installed: the receiver had it and nothing was sent.
         plan: what was predicted, chosen and took, with codec ``auto``.

@@ -37,6 +37,7 @@ from cachelink_core.rpc.types import (
     Timeline,
 )
 from cachelink_sender.peers import Peers
+from cachelink_sender.phases import HandoffClock, handoff_phases
 from cachelink_sender.planning import AUTO, HandoffPlanner, check_wanted
 from cachelink_sender.prefill_job import PrefillJob, aborted
 from cachelink_sender.prefixes import Prefixes
@@ -130,7 +131,7 @@ class Handoffs:
             lease_s=request.lease_s or self._defaults.lease_s,
             mapper=request.mapper or MAPPER_NONE,
         )
-        attempt = _Attempt(header, began, request.receiver, plan)
+        attempt = _Attempt(header, HandoffClock(began), request.receiver, plan)
         try:
             yield from self._run(attempt, client, prefix, request.stream, call)
         except CacheLinkError as error:
@@ -193,11 +194,13 @@ class Handoffs:
             name, job = stack.enter_context(self._prefixes.follow(prefix, call.tenant))
             header = attempt.header
             if not stream:
+                began = time.monotonic()
                 blank = Progress(header.handoff_id, header.tokens, 0, header.layout.encoded_bytes)
                 yield from _until_prefilled(job, blank, call)
-            began = time.monotonic()
+                attempt.clock.waited_s = time.monotonic() - began
+            attempt.clock.reserving(time.monotonic())
             reservation = client.reserve(encode_header(header))
-            attempt.reserve_s = time.monotonic() - began
+            attempt.clock.reserved(time.monotonic())
             attempt.reservation = reservation
             if reservation.already_installed:
                 yield self._already(attempt, reservation, name)
@@ -234,10 +237,7 @@ class Handoffs:
             codec=codec_name(header.codec, header.packing),
             trust=header.trust,
             native_bytes=header.layout.native_bytes,
-            phases={
-                "reserve": attempt.reserve_s,
-                "total": time.monotonic() - attempt.began_s,
-            },
+            phases=attempt.clock.phases(),
             already_installed=True,
             **attempt.planned(time.monotonic()),
         )
@@ -247,21 +247,29 @@ class Handoffs:
         assert pushed is not None, "the push has ended well"
         assert attempt.reservation is not None, "it was reserved"
         ended_s = push.ended_s
-        first_s = pump.times.first_frame_at_s or ended_s
         codec = codec_name(header.codec, header.packing)
-        send_s = max(0.0, ended_s - first_s - pushed.tail_s)
+        phases = handoff_phases(
+            attempt.clock,
+            pump.times,
+            attempt.reservation,
+            pushed,
+            prefill_s=job.prefill_s,
+            ended_s=ended_s,
+        )
         self._metrics.handoffs.labels(outcome="installed").inc()
-        self._metrics.transfer_seconds.labels(role="sender", codec=codec).observe(ended_s - first_s)
+        self._metrics.transfer_seconds.labels(role="sender", codec=codec).observe(
+            phases["send"] + phases["tail"]
+        )
         self._metrics.serialize_seconds.labels(codec=codec).observe(pump.times.encode_s)
         self._metrics.wire_bytes.inc(pushed.wire_bytes)
         self._metrics.raw_bytes.inc(header.layout.encoded_bytes)
         self._metrics.handoff_bytes.observe(pushed.wire_bytes)
         _log.info(
             "handed_over", handoff_id=header.handoff_id, cache_id=pushed.cache_id, codec=codec,
-            tokens=header.tokens, wire_bytes=pushed.wire_bytes, send_s=round(send_s, 6),
+            tokens=header.tokens, wire_bytes=pushed.wire_bytes, send_s=round(phases["send"], 6),
         )  # fmt: skip
         sample = sent_sample(
-            header, attempt.reservation, attempt.reserve_s, pump.times, pushed, ended_s
+            header, attempt.reservation, attempt.clock.reserve_s, pump.times, pushed, ended_s
         )
         self._measured.sent(attempt.receiver, sample)
         zero_s = pump.times.reserved_at_s
@@ -276,21 +284,7 @@ class Handoffs:
             wire_bytes=pushed.wire_bytes,
             native_bytes=header.layout.native_bytes,
             chunk_count=pushed.chunk_count,
-            phases={
-                "prefill": job.prefill_s,
-                "reserve": attempt.reserve_s,
-                "allocate": attempt.reservation.allocate_s,
-                "encode": pump.times.encode_s,
-                "send": send_s,
-                "load": pushed.load_s,
-                "load_busy": pushed.load_busy_s,
-                "install": pushed.install_s,
-                "transform": pushed.transform_s,
-                "device_wait": pushed.device_wait_s,
-                "tail": pushed.tail_s,
-                "push": ended_s - pump.times.reserved_at_s,
-                "total": ended_s - attempt.began_s,
-            },
+            phases=phases,
             timeline=Timeline(
                 prefilled_at_s=tuple(at - zero_s for at in pump.times.prefilled_at_s),
                 encoded_at_s=tuple(at - zero_s for at in pump.times.encoded_at_s),
@@ -316,10 +310,9 @@ class _Planned(TypedDict, total=False):
 @dataclass
 class _Attempt:
     header: Header
-    began_s: float
+    clock: HandoffClock
     receiver: str
     plan: Plan | None
-    reserve_s: float = 0.0
     reservation: Reservation | None = None
     plane: DataPlane = ""
 
@@ -327,7 +320,7 @@ class _Attempt:
         """What the receipt says of the plan, if there was one."""
         if self.plan is None:
             return {}
-        took_s = ended_s - self.began_s
+        took_s = ended_s - self.clock.began_s
         plan = msgspec.structs.replace(self.plan, took_s=took_s)
         return {"plan": plan, "recommendation": "transfer"}
 

@@ -38,6 +38,8 @@ class PumpTimes:
     """Monotonic seconds and sums of one push, on the sender's clock."""
 
     reserved_at_s: float
+    lead_wait_s: float = 0.0
+    """Waits for the prefill before the first chunk."""
     encode_s: float = 0.0
     idle_s: float = 0.0
     """The wire's waits for its next frame, after the first."""
@@ -146,9 +148,12 @@ class Pump:
                 yield self._encoded(*index, ends_block=index == chunks[-1])
 
     def _await_block(self, block: int) -> None:
+        began = time.monotonic()
         while (ready_s := self._job.wait_block(block)) is None:
             if self._stopped.is_set() or self._cancelled():
                 raise aborted()
+        if not self.times.encode_s:
+            self.times.lead_wait_s += time.monotonic() - began
         self.times.prefilled_at_s.append(ready_s)
 
     def _encoded(self, block: int, run: int, *, ends_block: bool) -> Frame:

@@ -193,6 +193,8 @@ def two_nodes(
     *,
     sender_options: Sequence[str] = (),
     receiver_options: Sequence[str] = (),
+    sender_within: Sequence[str] = (),
+    receiver_within: Sequence[str] = (),
 ) -> Iterator[Nodes]:
     """Starts a receiver and a sender on loopback, ports picked by the system.
 
@@ -203,6 +205,8 @@ def two_nodes(
         options: of both command lines, such as ``--model.name``.
         sender_options: of the sender's alone.
         receiver_options: of the receiver's alone.
+        sender_within: words before the sender's command, such as those that pin it to a core.
+        receiver_within: words before the receiver's command.
 
     When anything in the ``with`` fails, the ends of both logs go to standard error.
 
@@ -219,12 +223,14 @@ def two_nodes(
                 "cachelink_receiver",
                 [*ports, *options, *receiver_options],
                 logs / "receiver.log",
+                receiver_within,
             ) as receiver,
             DaemonProcess(
                 "sender",
                 "cachelink_sender",
                 ["--config", "/dev/stdin", *ports, *options, *sender_options],
                 logs / "sender.log",
+                sender_within,
             ) as sender,
         ):
             try:

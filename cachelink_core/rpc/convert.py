@@ -219,6 +219,7 @@ def handoff_event_to(value: types.Progress | types.Receipt) -> sender_pb2.Handof
             plan=plan_to(value.plan),
             recommendation=value.recommendation,
             data_plane=value.data_plane,
+            prefix_origin=value.prefix_origin,
         )
     )
 
@@ -253,6 +254,7 @@ def handoff_event_from(message: sender_pb2.HandoffEvent) -> types.Progress | typ
         plan=plan_from(receipt.plan) if receipt.HasField("plan") else None,
         recommendation=cast(types.Recommendation, receipt.recommendation),
         data_plane=cast(types.DataPlane, receipt.data_plane),
+        prefix_origin=cast(types.PrefixOrigin, receipt.prefix_origin),
     )
 
 

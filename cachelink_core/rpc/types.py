@@ -26,6 +26,7 @@ OnFailure = Literal["recompute", "fail"]
 Policy = Literal["cache", "auto"]
 DataPlane = Literal["", "grpc", "tcp"]
 Recommendation = Literal["", "transfer", "re_read"]
+PrefixOrigin = Literal["", "held", "captured", "prefilled"]
 Phases = Mapping[str, float]
 """Seconds by phase, in the order in which they ended."""
 
@@ -377,6 +378,7 @@ class Receipt:
         plan: what was predicted, chosen and took, with codec ``auto``.
         recommendation: with codec ``auto``; ``re_read`` means that nothing was sent.
         data_plane: that carried the chunks; empty if nothing was sent.
+        prefix_origin: how the prefix came to the sender's cache: in memory, from disk, or read.
     """
 
     handoff_id: str
@@ -395,6 +397,7 @@ class Receipt:
     plan: Plan | None = None
     recommendation: Recommendation = ""
     data_plane: DataPlane = ""
+    prefix_origin: PrefixOrigin = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from cachelink_core.config import (
     Port,
     Rate,
     Section,
+    Size,
     Token,
     written,
 )
@@ -111,6 +112,12 @@ class SenderConfig(DaemonConfig):
 
     data_planes: tuple[Literal["grpc", "tcp"], ...] = ("tcp", "grpc")
     """How chunks may travel; tcp is taken where a receiver offers it and can be reached, else grpc."""
+
+    capture_dir: Path | None = None
+    """Folder where prefilled caches are kept on disk, so that none is read twice; null keeps none."""
+
+    capture_budget: Annotated[Size, Field(gt=0)] = written("20GB")
+    """Bytes that one model's captured caches may take; those unused for longest go first."""
 
     @field_validator("codec")
     @classmethod

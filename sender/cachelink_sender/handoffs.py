@@ -169,6 +169,8 @@ class Handoffs:
         tokens = len(prefix.ids)
         with self._prefixes.follow(prefix, call.tenant) as (name, job):
             yield from _until_prefilled(job, Progress("", tokens, job.ready_tokens), call)
+            while not job.wait_closed():
+                yield _heard(Progress("", tokens, tokens), call)
             self._count_prefill(job)
             yield Receipt(
                 handoff_id="",
@@ -178,7 +180,8 @@ class Handoffs:
                 prefilled_tokens=job.fresh_tokens,
                 codec="",
                 trust="exact",
-                phases={"prefill": job.prefill_s},
+                phases={"prefill": job.prefill_s, "restore": job.restore_s},
+                prefix_origin=job.origin,
             )
 
     def _prefix(self, source: PrefixSource, call: Call) -> Prefix:
@@ -293,6 +296,7 @@ class Handoffs:
                 installed_at_s=pushed.installed_at_s,
             ),
             data_plane=attempt.plane,
+            prefix_origin=job.origin,
             **attempt.planned(ended_s),
         )
 
@@ -327,6 +331,15 @@ class _Attempt:
 
 def _until_prefilled(job: PrefillJob, blank: Progress, call: Call) -> Iterator[Progress]:
     while not job.wait_end():
-        if call.cancelled():
-            raise aborted()
-        yield replace(blank, prefilled_tokens=job.ready_tokens)
+        yield _heard(replace(blank, prefilled_tokens=job.ready_tokens), call)
+
+
+def _heard(progress: Progress, call: Call) -> Progress:
+    """Progress for a caller who is still there.
+
+    Raises:
+        HandoffAborted: the caller has gone.
+    """
+    if call.cancelled():
+        raise aborted()
+    return progress

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cachelink_core.config import DaemonConfig
+from cachelink_core.engine.base import Engine
 from cachelink_core.errors import CacheLinkError
 from cachelink_core.metrics import Role
 from cachelink_core.node.arrivals import NoArrivals
@@ -12,6 +13,7 @@ from cachelink_core.node.base_node import BaseNode
 from cachelink_core.node.parts import NodeParts
 from cachelink_core.rpc.handlers import Call
 from cachelink_core.rpc.types import HandoffRequest, PrefixSource, Progress, Receipt
+from cachelink_sender.captures import Captures
 from cachelink_sender.config import SenderConfig
 from cachelink_sender.handoffs import HandoffDefaults, Handoffs
 from cachelink_sender.peers import Peers
@@ -38,7 +40,9 @@ class SenderNode(BaseNode):
             measured=parts.measured,
             block_tokens=config.block_tokens,
             headroom_tokens=config.headroom_tokens,
+            captures=_captures(config, parts.engine),
         )
+        self._prefixes = prefixes
         self._peers = Peers(config.receivers)
         self._handoffs = Handoffs(
             engine=parts.engine,
@@ -89,9 +93,21 @@ class SenderNode(BaseNode):
             raise
 
     def close(self) -> None:
-        """Closes the channels and frees every cache."""
+        """Ends what is written to disk, closes the channels and frees every cache."""
+        self._prefixes.close()
         self._peers.close()
         super().close()
+
+
+def _captures(config: SenderConfig, engine: Engine) -> Captures | None:
+    if config.capture_dir is None:
+        return None
+    return Captures(
+        config.capture_dir,
+        config.capture_budget,
+        engine=engine,
+        block_tokens=config.block_tokens,
+    )
 
 
 def _sender_config(config: DaemonConfig) -> SenderConfig:

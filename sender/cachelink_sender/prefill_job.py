@@ -11,6 +11,7 @@ from cachelink_core.errors import CacheLinkError, HandoffAborted, InternalError
 from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.logs import logger
 from cachelink_core.node.measured import BlockClock
+from cachelink_core.rpc.types import PrefixOrigin
 
 _log = logger(__name__)
 
@@ -52,7 +53,10 @@ class PrefillJob:
         self._followers = 0
         self._abandoning = False
         self._done = not self.fresh_tokens
+        self._closed = self._done
         self._error: CacheLinkError | None = None
+        self.origin: PrefixOrigin = "prefilled" if self.fresh_tokens else "held"
+        self.restore_s = 0.0
 
     @property
     def prefill_s(self) -> float:
@@ -76,13 +80,23 @@ class PrefillJob:
         """Tokens prefilled so far."""
         return min(len(self.ids), len(self._ready_s) * self.block_tokens)
 
-    def start(self, on_end: Callable[[], None]) -> None:
+    def start(
+        self,
+        on_end: Callable[[], None],
+        *,
+        restore: Callable[[], bool] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> None:
         """Begins the prefill, in a thread of its own.
 
         Args:
             on_end: called once after the last block or a failure, before any follower hears of it.
+            restore: tried first: fills the cache from elsewhere, or says that it cannot.
+            after: called last, whatever happened; followers have gone on meanwhile.
         """
-        threading.Thread(target=self._run, args=(on_end,), name="prefill", daemon=True).start()
+        threading.Thread(
+            target=self._live, args=(on_end, restore, after), name="prefill", daemon=True
+        ).start()
 
     def follow(self) -> bool:
         """Adds a follower; False if the job has ended or is being abandoned."""
@@ -127,6 +141,41 @@ class PrefillJob:
             if self._done and self._error is not None:
                 raise self._error
             return self._done
+
+    def wait_closed(self) -> bool:
+        """Waits a moment until all is done, ``after`` too; call again while it is False."""
+        with self._changed:
+            if not self._closed:
+                self._changed.wait(_POLL_S)
+            return self._closed
+
+    def _live(
+        self,
+        on_end: Callable[[], None],
+        restore: Callable[[], bool] | None,
+        after: Callable[[], None] | None,
+    ) -> None:
+        try:
+            if restore is not None:
+                self._restore(restore)
+            self._run(on_end)
+            if after is not None:
+                after()
+        finally:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+
+    def _restore(self, restore: Callable[[], bool]) -> None:
+        if not restore():
+            return
+        now = time.monotonic()
+        with self._changed:
+            self.origin = "captured"
+            self.restore_s = now - self.started_s
+            self.fresh_tokens = 0
+            self._ready_s = [now] * self.block_count
+            self._changed.notify_all()
 
     def _run(self, on_end: Callable[[], None]) -> None:
         error: CacheLinkError | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Final
 
 from cachelink_core import names
 from cachelink_core.codec_spec import NATIVE
@@ -15,7 +16,11 @@ from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.manifest import MAPPER_NONE, pack_ids
 from cachelink_core.node.measured import Measured
 from cachelink_core.rpc.handlers import Call
+from cachelink_sender.captures import Captures
 from cachelink_sender.prefill_job import PrefillJob, aborted
+
+_CLOSE_S: Final = 60.0
+"""For the captures that are being written when the node closes: a few GB on a slow disk."""
 
 
 class Prefixes:
@@ -32,15 +37,19 @@ class Prefixes:
         measured: Measured,
         block_tokens: int,
         headroom_tokens: int,
+        captures: Captures | None = None,
     ) -> None:
-        """Binds the node's parts."""
+        """Binds the node's parts; ``captures`` keeps what was read on disk."""
         self._measured = measured
         self._engine = engine
         self._store = store
         self._block_tokens = block_tokens
         self._headroom_tokens = headroom_tokens
+        self._captures = captures
         self._lock = threading.Lock()
         self._running: dict[tuple[str, str], PrefillJob] = {}
+        self._settled = threading.Condition(self._lock)
+        self._open: set[PrefillJob] = set()
 
     @contextmanager
     def follow(self, prefix: Prefix, tenant: str) -> Iterator[tuple[str, PrefillJob]]:
@@ -75,6 +84,8 @@ class Prefixes:
             running = self._running.get((tenant, name))
         if running is not None:
             return running.ready_tokens
+        if self._captured(name):
+            return len(ids)
         beginning = self._store.longest_prefix(tenant, ids)
         return 0 if beginning is None else len(beginning.ids)
 
@@ -101,18 +112,48 @@ class Prefixes:
             running = self._running.get((tenant, name))
             if running is not None and running.follow():
                 return running
-            reservation, cache = self._allocate(prefix, tenant)
+            captured = self._captured(name)
+            reservation, cache = self._allocate(prefix, tenant, empty=captured)
             job = PrefillJob(self._engine, cache, prefix.ids, self._block_tokens)
             job.follow()
             self._running[tenant, name] = job
-        job.start(on_end=lambda: self._ended(name, prefix, tenant, job, reservation))
+            self._open.add(job)
+        job.start(
+            on_end=lambda: self._ended(name, prefix, tenant, job, reservation),
+            restore=(lambda: self._restore(name, prefix, cache)) if captured else None,
+            after=lambda: self._settle(name, prefix, tenant, job),
+        )
         return job
 
-    def _allocate(self, prefix: Prefix, tenant: str) -> tuple[Reservation, PrefixCache]:
-        """A new cache, or a copy of the longest held beginning with room for the rest."""
+    def close(self) -> None:
+        """Waits, within reason, until what was read is on disk; a prefill without followers stops."""
+        with self._settled:
+            self._settled.wait_for(lambda: not self._open, _CLOSE_S)
+
+    def _captured(self, name: str) -> bool:
+        return self._captures is not None and self._captures.holds(name)
+
+    def _restore(self, name: str, prefix: Prefix, cache: PrefixCache) -> bool:
+        return self._captures is not None and self._captures.restore(name, prefix.ids, cache)
+
+    def _settle(self, name: str, prefix: Prefix, tenant: str, job: PrefillJob) -> None:
+        """Captures what was read, if the store still has it."""
+        try:
+            if self._captures is not None and job.fresh_tokens and job.error is None:
+                with suppress(UnknownCache), self._store.pin(tenant, name) as entry:
+                    self._captures.keep(name, prefix, entry.cache)
+        finally:
+            with self._settled:
+                self._open.discard(job)
+                self._settled.notify_all()
+
+    def _allocate(
+        self, prefix: Prefix, tenant: str, *, empty: bool
+    ) -> tuple[Reservation, PrefixCache]:
+        """A new cache; unless ``empty``, a copy of the longest held beginning, with room behind."""
         tokens = len(prefix.ids)
         size = self._engine.cache_bytes(tokens, self._headroom_tokens, whole=True)
-        beginning = self._store.longest_prefix(tenant, prefix.ids)
+        beginning = None if empty else self._store.longest_prefix(tenant, prefix.ids)
         reservation = self._store.reserve(size)
         try:
             if beginning is not None:

@@ -43,8 +43,11 @@ COMMON = [
     "log.format",
     "drain",
 ]
-SENDER_ONLY = ["receivers", "codec", "stream", "block_tokens", "lease", "link_rate"]
-RECEIVER_ONLY = ["max_lease", "overlap", "mappers", "allow_failed_gate", "default_wait"]
+SENDER_ONLY = [
+    "receivers", "codec", "stream", "block_tokens", "lease", "link_rate", "data_planes",
+    "capture_dir", "capture_budget",
+]  # fmt: skip
+RECEIVER_ONLY = ["data.enabled", "data.port", "max_lease", "overlap", "mappers", "allow_failed_gate", "default_wait"]
 
 OTHER_VALUES = {
     "model.name": "/models/x",
@@ -78,6 +81,8 @@ OTHER_VALUES = {
     "block_tokens": 128,
     "lease": "5s",
     "link_rate": "1GB/s",
+    "capture_dir": "/captures",
+    "capture_budget": "1GiB",
     "max_lease": "1m",
     "overlap": "copy",
     "mappers": ["/mappers/a"],

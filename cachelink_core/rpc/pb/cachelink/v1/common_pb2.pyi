@@ -964,7 +964,9 @@ class AnswerFinal(_message.Message):
     cache_id: _builtins.str
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Phase]:
-        """wait, queue, prefix (recompute only), query_prefill, decode, total: seconds, node's clock."""
+        """Seconds, node's clock. wait, queue, prefix (recompute only), prepare, query_prefill, decode and
+        finish sum to total; device_wait is part of query_prefill and decode.
+        """
 
     @_builtins.property
     def plan(self) -> Global___Plan:

@@ -189,6 +189,7 @@ class HandoffReceipt(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     RECOMMENDATION_FIELD_NUMBER: _builtins.int
     DATA_PLANE_FIELD_NUMBER: _builtins.int
+    PREFIX_ORIGIN_FIELD_NUMBER: _builtins.int
     handoff_id: _builtins.str
     cache_id: _builtins.str
     """The cache's name at the receiver; for Prefill, at the sender."""
@@ -211,9 +212,16 @@ class HandoffReceipt(_message.Message):
     """
     data_plane: _builtins.str
     """The data plane that carried the chunks: "grpc" or "tcp"; empty if nothing was sent."""
+    prefix_origin: _builtins.str
+    """How the prefix came to the sender's cache: "held" (in memory), "captured" (read back from disk)
+    or "prefilled" (the model read it, or the part of it that was not held). Empty if nothing was sent.
+    """
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Phase]:
-        """prefill, reserve, encode, send, load, load_busy, install, transform, tail, allocate, total."""
+        """Seconds. Sender's clock: start, prefill_wait, reserve and send sum, with tail, to total.
+        Receiver's: load and install sum to check and tail. The rest overlaps with these: prefill,
+        encode, push; allocate, load_busy, transform, device_wait.
+        """
 
     @_builtins.property
     def timeline(self) -> _common_pb2.BlockTimeline: ...
@@ -240,10 +248,11 @@ class HandoffReceipt(_message.Message):
         plan: _common_pb2.Plan | None = ...,
         recommendation: _builtins.str = ...,
         data_plane: _builtins.str = ...,
+        prefix_origin: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "timeline", b"timeline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["already_installed", b"already_installed", "cache_id", b"cache_id", "chunk_count", b"chunk_count", "codec", b"codec", "data_plane", b"data_plane", "handoff_id", b"handoff_id", "native_bytes", b"native_bytes", "phases", b"phases", "plan", b"plan", "prefilled_tokens", b"prefilled_tokens", "recommendation", b"recommendation", "sender_cache_id", b"sender_cache_id", "timeline", b"timeline", "tokens", b"tokens", "trust", b"trust", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["already_installed", b"already_installed", "cache_id", b"cache_id", "chunk_count", b"chunk_count", "codec", b"codec", "data_plane", b"data_plane", "handoff_id", b"handoff_id", "native_bytes", b"native_bytes", "phases", b"phases", "plan", b"plan", "prefilled_tokens", b"prefilled_tokens", "prefix_origin", b"prefix_origin", "recommendation", b"recommendation", "sender_cache_id", b"sender_cache_id", "timeline", b"timeline", "tokens", b"tokens", "trust", b"trust", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -78,7 +78,8 @@ class SenderServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Prefill(self, request, context):
-        """Prefills and keeps the cache here, so that it can be handed over or asked later.
+        """Prefills and keeps the cache here, so that it can be handed over or asked later. Where the sender
+        keeps captured caches on disk, the receipt comes when the file is written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,7 +35,9 @@ class SenderServiceStub:
     Handoff: _grpc.UnaryStreamMultiCallable[_sender_pb2.HandoffRequest, _sender_pb2.HandoffEvent]
     """Prefills (or takes a held cache) and hands it over to a receiver of the sender's list."""
     Prefill: _grpc.UnaryStreamMultiCallable[_sender_pb2.PrefillRequest, _sender_pb2.HandoffEvent]
-    """Prefills and keeps the cache here, so that it can be handed over or asked later."""
+    """Prefills and keeps the cache here, so that it can be handed over or asked later. Where the sender
+    keeps captured caches on disk, the receipt comes when the file is written.
+    """
     Answer: _grpc.UnaryStreamMultiCallable[_common_pb2.AnswerRequest, _common_pb2.AnswerEvent]
     """Answers here, from a cache of this node."""
     ListCaches: _grpc.UnaryUnaryMultiCallable[_common_pb2.ListCachesRequest, _common_pb2.ListCachesResponse]
@@ -48,7 +50,9 @@ class SenderServiceAsyncStub(SenderServiceStub):
     Handoff: _aio.UnaryStreamMultiCallable[_sender_pb2.HandoffRequest, _sender_pb2.HandoffEvent]  # type: ignore[assignment]
     """Prefills (or takes a held cache) and hands it over to a receiver of the sender's list."""
     Prefill: _aio.UnaryStreamMultiCallable[_sender_pb2.PrefillRequest, _sender_pb2.HandoffEvent]  # type: ignore[assignment]
-    """Prefills and keeps the cache here, so that it can be handed over or asked later."""
+    """Prefills and keeps the cache here, so that it can be handed over or asked later. Where the sender
+    keeps captured caches on disk, the receipt comes when the file is written.
+    """
     Answer: _aio.UnaryStreamMultiCallable[_common_pb2.AnswerRequest, _common_pb2.AnswerEvent]  # type: ignore[assignment]
     """Answers here, from a cache of this node."""
     ListCaches: _aio.UnaryUnaryMultiCallable[_common_pb2.ListCachesRequest, _common_pb2.ListCachesResponse]  # type: ignore[assignment]
@@ -70,7 +74,9 @@ class SenderServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sender_pb2.PrefillRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_sender_pb2.HandoffEvent], _abc.AsyncIterator[_sender_pb2.HandoffEvent]]:
-        """Prefills and keeps the cache here, so that it can be handed over or asked later."""
+        """Prefills and keeps the cache here, so that it can be handed over or asked later. Where the sender
+        keeps captured caches on disk, the receipt comes when the file is written.
+        """
 
     @_abc_1.abstractmethod
     def Answer(

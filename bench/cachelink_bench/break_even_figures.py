@@ -93,7 +93,7 @@ def draw_amortised(results: Results, found: BreakEven, base: Path) -> tuple[Path
 
 def _draw_round_trips(axes: Axes, results: Results) -> None:
     for name in results.config.representations:
-        rows = [row for row in results.rows if row.representation == name]
+        rows = [row for row in results.rows_of() if row.representation == name]
         if not rows:
             continue
         spreads = [row.metrics["round_trip_s"] for row in rows]
@@ -108,7 +108,7 @@ def _draw_round_trips(axes: Axes, results: Results) -> None:
             elinewidth=0.8,
             label=label(name, results),
         )
-    own = results.prefills
+    own = results.prefills_of()
     axes.errorbar(
         [item.tokens for item in own],
         [item.seconds.median for item in own],
@@ -191,7 +191,7 @@ def _draw_line(
                 at, curve.seconds(at), marker="o", markersize=5.5 if dashes == "-" else 2.5,
                 markerfacecolor="white" if dashes == "-" else colour, markeredgecolor=colour, markeredgewidth=1.2, zorder=5,
             )  # fmt: skip
-    rows = [row for row in results.rows if row.representation == name]
+    rows = [row for row in results.rows_of() if row.representation == name]
     axes.plot(
         [row.tokens for row in rows],
         [row.metrics["handoff_s"].median for row in rows],

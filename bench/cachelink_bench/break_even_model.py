@@ -154,12 +154,14 @@ def break_even(results: Results) -> BreakEven:
     Raises:
         ConfigError: it has no re-read text, no cache that moved, or no prefill of the sender.
     """
-    read = [row for row in results.rows if row.representation == TEXT]
-    moved = [row for row in results.rows if row.representation != TEXT]
-    if not (read and moved and results.prefills):
+    rows = results.rows_of()
+    read = [row for row in rows if row.representation == TEXT]
+    moved = [row for row in rows if row.representation != TEXT]
+    prefills = results.prefills_of()
+    if not (read and moved and prefills):
         raise ConfigError(
             "the result needs rows of text, rows of a cache and the sender's prefills; it has "
-            f"{len(read)}, {len(moved)} and {len(results.prefills)}"
+            f"{len(read)}, {len(moved)} and {len(prefills)}"
         )
     names = [n for n in results.config.representations if any(r.representation == n for r in moved)]
     largest = read[-1].context
@@ -191,8 +193,8 @@ def _rate(moved: Sequence[Row]) -> float:
 
 
 def _amortised(results: Results, context: str) -> dict[str, Amortised]:
-    rows = {row.representation: row for row in results.rows if row.context == context}
-    build = next((item for item in results.prefills if item.context == context), None)
+    rows = {row.representation: row for row in results.rows_of() if row.context == context}
+    build = next((item for item in results.prefills_of() if item.context == context), None)
     if build is None:
         raise ConfigError(f"the result has no prefill of the sender for context {context!r}")
     # One question and one answer are the same work whatever the cache came from.

@@ -139,18 +139,28 @@ def test_a_link_that_cannot_be_made_leaves_nothing(clean):
 def test_the_benchmark_runs_between_two_emulated_hosts(clean, model, tmp_path):
     argv = ["--emulate", "100mbit", "--model", str(model), "--contexts", "1k", "--documents", "1"]
     argv += ["--representations", "text,native,int4", "--repeats", "2", "--decode", "4"]
-    assert bench.main(["two-node", *argv, "--threads", "1", "--out", str(tmp_path)]) == 0
+    argv += ["--serial", "--threads", "1", "--out", str(tmp_path)]
+    assert bench.main(["two-node", *argv]) == 0
     results = read_results(tmp_path / "two-node.json")
     assert results.link is not None
     assert 0.05 < results.link.iperf_before_gbit < 0.11
     assert 0.05 < results.link.iperf_after_gbit < 0.11
-    rows = {row.representation: row for row in results.rows}
+    rows = {row.representation: row for row in results.rows_of("overlapped")}
     native = rows["native"].metrics
     # At 100 Mb/s the megabytes of a native cache take most of the time, and the link is full.
     assert 0.04 < native["gbit_per_s"].median < 0.12
     assert rows["int4"].metrics["payload_bytes"].median < 0.4 * native["payload_bytes"].median
     assert rows["native"].equal == rows["native"].compared == 2
-    assert "iperf3 before 0.0" in (tmp_path / "two-node.md").read_text()
+    report = (tmp_path / "two-node.md").read_text()
+    assert "iperf3 before 0.0" in report
+    # Both kinds took turns in one run, and only one of them encoded before it sent.
+    assert "## One stage after another" in report
+    modes = [run.mode for run in results.runs if run.representation == "native"]
+    assert modes == ["overlapped", "serial", "serial", "overlapped"]
+    for run in results.runs:
+        if run.mode == "serial" and "send" in run.handoff:
+            assert run.handoff["encode"] <= run.handoff["start"]
+            assert run.handoff["load_busy"] <= run.handoff["load"]
 
 
 @pytest.mark.slow

@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cachelink_bench.serial.__main__ import main
-from cachelink_bench.serial.nodes import (
-    is_serial,
-    serial_receiver_daemon,
-    serial_sender_daemon,
-)
+from cachelink_bench.serial.nodes import serial_receiver_daemon, serial_sender_daemon
+from cachelink_bench.serial.versions import is_serial
 from cachelink_core.errors import ChecksumMismatch
 from cachelink_core.rpc.client import Document, HeldCache, Question, Sampling
 from tests.loopback.nodes import pair_of, tiny_engine

@@ -9,9 +9,11 @@ import socket
 import pytest
 
 from cachelink_bench import __main__ as bench
+from cachelink_bench.serial.nodes import serial_receiver_daemon, serial_sender_daemon
 from cachelink_bench.two_node.corpus import Corpus
 from cachelink_bench.two_node.plan import Plan, context_tokens
-from cachelink_bench.two_node.results import read_results, start_s
+from cachelink_bench.two_node.results import read_results
+from cachelink_bench.two_node.runs import FORMAT
 from cachelink_bench.two_node.subjects import make_subjects
 from cachelink_core.errors import ConfigError
 from tests.loopback.nodes import pair_of, receiver_of, sender_of, tiny_engine
@@ -44,6 +46,13 @@ def pair(folder, engine):
         yield pair
 
 
+@pytest.fixture(scope="module")
+def serial_pair(folder, engine):
+    makes = {"make_sender": serial_sender_daemon, "make_receiver": serial_receiver_daemon}
+    with pair_of(engine, tiny_engine(folder, "llama"), **makes) as pair:
+        yield pair
+
+
 def options(pair, folder, out, **changed) -> list[str]:
     given = {
         "sender": pair.ask_sender.address, "receiver": pair.ask_receiver.address,
@@ -57,7 +66,7 @@ def options(pair, folder, out, **changed) -> list[str]:
 @pytest.fixture(scope="module")
 def ran(pair, folder):
     out = folder / "out"
-    argv = [*options(pair, folder, out), "--serial", "--note", "a tiny model"]
+    argv = [*options(pair, folder, out), "--note", "a tiny model"]
     assert bench.main(argv) == 0
     return out
 
@@ -78,7 +87,8 @@ def test_every_row_has_every_run_and_every_time(ran):
         assert row.runs == row.compared == 4
         assert all(len(spread.runs) == 4 for spread in row.metrics.values())
         moved = row.representation != "text"
-        for name in ("send_s", "load_s", "install_s", "gbit_per_s", "serial_s"):
+        assert row.mode == ("overlapped" if moved else "")
+        for name in ("start_s", "send_s", "load_s", "install_s", "gbit_per_s", "handoff_s"):
             assert (name in row.metrics) == moved
         assert (row.metrics["remote_prefill_s"].median > 0) == (not moved)
         assert 0 < row.metrics["first_token_s"].median < row.metrics["round_trip_s"].median
@@ -94,10 +104,40 @@ def test_phases_of_one_clock_stay_within_the_clients_round_trip(ran):
             assert len(run.ids) == DECODE
             handoff_s = run.handoff.get("total", 0.0)
             assert handoff_s + run.answer["total"] <= run.round_trip_s
-            parts = ("wait", "queue", "prefix", "query_prefill", "decode")
-            assert sum(run.answer.get(part, 0.0) for part in parts) <= run.answer["total"]
+            parts = ("wait", "queue", "prefix", "prepare", "query_prefill", "decode", "finish")
+            spent_s = sum(run.answer.get(part, 0.0) for part in parts)
+            assert spent_s == pytest.approx(run.answer["total"], rel=0.02)
             if run.handoff:
-                assert 0 <= start_s(run) < handoff_s
+                parts = ("start", "prefill_wait", "reserve", "send", "tail")
+                spent_s = sum(run.handoff[part] for part in parts)
+                assert spent_s == pytest.approx(handoff_s, rel=0.02)
+
+
+def test_serial_nodes_give_the_columns_of_one_stage_after_another(serial_pair, folder, tmp_path):
+    assert bench.main([*options(serial_pair, folder, tmp_path, contexts="1k"), "--serial"]) == 0
+    results = read_results(tmp_path / "two-node.json")
+    assert results.config.modes == ("serial",)
+    assert str(results.nodes["sender"]).endswith("+serial")
+    for run in results.runs:
+        if "send" in run.handoff:
+            assert run.mode == "serial"
+            # All of the encoding before the first frame, all of the decoding after the last one.
+            assert run.handoff["encode"] <= run.handoff["start"]
+            assert run.handoff["load_busy"] <= run.handoff["load"]
+    report = (tmp_path / "two-node.md").read_text()
+    heading = "payload MB | prefill | serialize | send | load | install | remote prefill"
+    assert heading in " ".join(report.split())
+    assert "*send* (sender's clock)" not in report  # nothing overlapped was measured
+
+
+def test_nodes_of_the_other_mode_are_refused(pair, serial_pair, folder, tmp_path, capsys):
+    out = tmp_path / "out"
+    line = error_of(capsys, [*options(pair, folder, out), "--serial"])
+    assert line.startswith(f"--sender {pair.ask_sender.address} is no serial node (")
+    assert line.endswith("python -m cachelink_bench.serial sender")
+    line = error_of(capsys, options(serial_pair, folder, out))
+    assert line.startswith(f"--sender {serial_pair.ask_sender.address} is a serial node (")
+    assert not out.exists()
 
 
 def test_the_table_and_the_csv_hold_the_same_runs(ran):
@@ -105,14 +145,17 @@ def test_the_table_and_the_csv_hold_the_same_runs(ran):
     assert "| 1k (" in report
     assert "text → remote prefill" in report
     assert "native fp32+zstd" in report
-    assert "round trip, serial" in report
+    assert "One stage after another" not in report
     assert "Limits: a tiny model" in report
     with (ran / "two-node.csv").open() as file:
         lines = list(csv.DictReader(file))
     runs = read_results(ran / "two-node.json").runs
-    assert [float(line["round_trip_s"]) for line in lines] == pytest.approx(
+    read = [run.representation == "prefill" for run in runs]
+    assert [float(line["round_trip_s"] or 0) for line in lines] == pytest.approx(
         [run.round_trip_s for run in runs]
     )
+    assert [bool(line["prefill_s"]) for line in lines] == read
+    assert [line["send_s"] + line["round_trip_s"] == "" for line in lines] == read
     assert [line["representation"] for line in lines] == [run.representation for run in runs]
 
 
@@ -139,16 +182,16 @@ def test_an_interrupted_run_goes_on(ran, pair, folder, tmp_path, capsys):
     log = tmp_path / "two-node.runs.jsonl"
     # The last whole line is the 12th run; half a line follows, as when a process is killed.
     log.write_bytes(b"\n".join(whole[:13]) + b"\n" + whole[13][:40])
-    argv = [*options(pair, folder, tmp_path), "--serial"]
+    argv = options(pair, folder, tmp_path)
     assert "12 runs; --resume" in error_of(capsys, argv)
     assert "decode 5, this run 6" in error_of(
-        capsys, [*options(pair, folder, tmp_path, decode=6), "--serial", "--resume"]
+        capsys, [*options(pair, folder, tmp_path, decode=6), "--resume"]
     )
     assert bench.main([*argv, "--resume"]) == 0
     lines = log.read_bytes().split(b"\n")
     assert lines[:13] == whole[:13]
     assert len(lines) == len(whole)
-    key = ("context", "document", "repeat", "representation")
+    key = ("context", "document", "repeat", "representation", "mode")
     held, again = ([json.loads(x) for x in y[1:-1]] for y in (whole, lines))
     assert [[r[k] for k in key] for r in held] == [[r[k] for k in key] for r in again]
     assert [r["ids"] for r in held] == [r["ids"] for r in again]
@@ -157,9 +200,10 @@ def test_an_interrupted_run_goes_on(ran, pair, folder, tmp_path, capsys):
 def test_runs_of_another_version_are_refused(ran, pair, folder, tmp_path, capsys):
     log = tmp_path / "two-node.runs.jsonl"
     data = (ran / "two-node.runs.jsonl").read_bytes()
-    log.write_bytes(data.replace(b"cachelink-two-node-1", b"cachelink-two-node-0"))
-    line = error_of(capsys, [*options(pair, folder, tmp_path), "--serial", "--resume"])
+    log.write_bytes(data.replace(FORMAT.encode(), b"cachelink-two-node-0"))
+    line = error_of(capsys, [*options(pair, folder, tmp_path), "--resume"])
     assert "format is 'cachelink-two-node-0'" in line
+    assert log.read_bytes().startswith(b'{"format":"cachelink-two-node-0"')
 
 
 def test_a_node_that_is_not_there_is_named(pair, folder, tmp_path, capsys):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
 
 from cachelink_bench.serial.stages import SerialPump, SerialSink
-from cachelink_core import __version__
+from cachelink_bench.serial.versions import SERIAL_VERSION
 from cachelink_core.engine.base import Engine
 from cachelink_core.node.daemon import NodeDaemon
 from cachelink_core.node.parts import NodeParts
@@ -19,14 +18,6 @@ from cachelink_receiver.node import ReceiverNode
 from cachelink_sender.config import SenderConfig
 from cachelink_sender.daemon import sender_daemon
 from cachelink_sender.node import SenderNode
-
-SERIAL_VERSION: Final = f"{__version__}+serial"
-"""What both nodes say they are."""
-
-
-def is_serial(version: str) -> bool:
-    """Whether a node that says this version works one stage after another."""
-    return version.endswith("+serial")
 
 
 class SerialSenderNode(SenderNode):

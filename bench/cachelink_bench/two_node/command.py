@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from cachelink_bench.emulation.spec import parse_link
-from cachelink_bench.two_node.plan import CONTEXTS, REPRESENTATIONS, Plan, split
+from cachelink_bench.two_node.plan import CONTEXTS, REPRESENTATIONS, Mode, Plan, split
 from cachelink_bench.two_node.results import write_results
 from cachelink_bench.two_node.running import Settings, run
 from cachelink_bench.two_node.tables import markdown, write_csv
@@ -73,7 +73,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="of each document")
     parser.add_argument("--decode", type=int, default=32, help="tokens of each answer")
     parser.add_argument(
-        "--serial", action="store_true", help="add the stages as if none overlapped"
+        "--serial",
+        action="store_true",
+        help="with --emulate: also nodes that work one stage after another, started here too; "
+        "with daemons that run: these are such nodes",
     )
     parser.add_argument("--model", default="demo", help="of both nodes (demo: SmolLM2)")
     parser.add_argument("--out", type=Path, default=Path("two-node"), metavar="DIR")
@@ -89,6 +92,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def _modes(options: argparse.Namespace) -> tuple[Mode, ...]:
+    if not options.serial:
+        return ("overlapped",)
+    return ("serial",) if options.emulate is None else ("overlapped", "serial")
+
+
 def _run(options: argparse.Namespace, command: str) -> None:
     """Measures, prints the report and writes every file."""
     plan = Plan(
@@ -97,7 +106,7 @@ def _run(options: argparse.Namespace, command: str) -> None:
         documents=options.documents,
         repeats=options.repeats,
         decode=options.decode,
-        serial=options.serial,
+        modes=_modes(options),
         model=options.model,
     )
     settings = Settings(

@@ -17,9 +17,9 @@ from typing import Final
 
 import msgspec
 
-from cachelink_bench.two_node.measure import measure
-from cachelink_bench.two_node.peers import find_pair
-from cachelink_bench.two_node.plan import Plan
+from cachelink_bench.two_node.measure import Addresses, measure
+from cachelink_bench.two_node.peers import find_pairs
+from cachelink_bench.two_node.plan import Mode, Plan
 from cachelink_bench.two_node.progress import watching
 from cachelink_bench.two_node.runs import RunLog
 from cachelink_bench.two_node.subjects import Subject
@@ -38,18 +38,14 @@ class Job(msgspec.Struct, frozen=True):
         subjects: its documents.
         log: path of the runs.
         config: of the log.
-        sender: its address.
-        receiver: its address.
-        receiver_name: in the sender's list.
+        pairs: where the nodes of each mode are.
     """
 
     plan: Plan
     subjects: tuple[Subject, ...]
     log: str
     config: dict[str, object]
-    sender: str
-    receiver: str
-    receiver_name: str
+    pairs: dict[Mode, Addresses]
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -72,18 +68,17 @@ def run_job(job: Job) -> dict[str, object]:
     Raises:
         CacheLinkError: a node cannot be reached, refused or failed.
     """
-    pair = find_pair(job.sender, job.receiver, job.receiver_name)
+    found = find_pairs(job.pairs)
     log = RunLog(Path(job.log), job.config, resume=True)
     with watching() as watch:
         measure(
             job.plan,
             job.subjects,
             log,
-            sender=pair.sender,
-            receiver=pair.receiver,
-            receiver_name=pair.receiver_name,
-            watch=watch,
+            {mode: Addresses(p.sender, p.receiver, p.receiver_name) for mode, p in found.items()},
+            watch,
         )
+    pair = found[job.plan.modes[0]]
     return {
         "sender": pair.sender_version,
         "receiver": pair.receiver_version,

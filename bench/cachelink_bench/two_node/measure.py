@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
-from cachelink_bench.two_node.plan import TEXT, Plan
+import msgspec
+
+from cachelink_bench.two_node.plan import TEXT, Mode, Plan
 from cachelink_bench.two_node.runs import PREFILL, Key, Run, RunLog
 from cachelink_bench.two_node.subjects import WARM_UP, Subject
 from cachelink_core.errors import CacheLinkError, InternalError
@@ -29,8 +31,24 @@ DEADLINE_S: Final = 3600.0
 FORGET_DEADLINE_S: Final = 3.0
 """For an eviction: after Ctrl-C the daemon may be ending as well."""
 
+_T = TypeVar("_T")
+
 OnWork = Callable[[str, float], None]
 """Told what runs now, and how much work ended before it."""
+
+
+class Addresses(msgspec.Struct, frozen=True):
+    """Where two daemons are.
+
+    Attributes:
+        sender: that reads documents.
+        receiver: that answers.
+        receiver_name: of the receiver in the sender's list.
+    """
+
+    sender: str
+    receiver: str
+    receiver_name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +79,19 @@ class Said(NamedTuple):
 class Measurement:
     """All runs of a plan that its log does not hold yet."""
 
-    def __init__(self, plan: Plan, subjects: Sequence[Subject], nodes: Nodes, log: RunLog) -> None:
-        """Binds a plan to two nodes.
+    def __init__(
+        self,
+        plan: Plan,
+        subjects: Sequence[Subject],
+        nodes: Mapping[str, Nodes],
+        log: RunLog,
+    ) -> None:
+        """Binds a plan to its nodes.
 
         Args:
             plan: what to do.
             subjects: its documents, the warm-up's first.
-            nodes: that do it.
+            nodes: that do it, two of each mode.
             log: takes every run as soon as it is there.
         """
         self._plan = plan
@@ -108,37 +132,58 @@ class Measurement:
         return any(key not in done for subject in real for key in self._keys(subject))
 
     def _keys(self, subject: Subject) -> list[Key]:
-        """A document's runs. The order of representations turns by one from repeat to repeat."""
+        """A document's runs, in an order that turns by one from repeat to repeat.
+
+        The two modes of a representation follow each other, and so does which of them is first.
+        """
         place = subject.context, subject.document
-        keys: list[Key] = [(*place, 0, PREFILL)]
-        names = self._plan.representations
+        names, modes = self._plan.representations, self._plan.modes
+        keys: list[Key] = [(*place, 0, PREFILL, mode) for mode in modes]
         for repeat in range(1 if subject.context == WARM_UP else self._plan.repeats):
-            turn = (repeat + subject.document) % len(names)
-            keys += [(*place, repeat, name) for name in names[turn:] + names[:turn]]
+            turn = repeat + subject.document
+            for name in _turned(names, turn):
+                turned: Sequence[str] = ("",) if name == TEXT else _turned(modes, turn)
+                keys += [(*place, repeat, name, mode) for mode in turned]
         return keys
 
     def _document(self, subject: Subject, keys: Sequence[Key], on_work: OnWork) -> None:
         measured = subject.context != WARM_UP
         title = f"{subject.context} document {subject.document + 1}"
-        on_work(f"{title}: prefill", 0.0)
-        with self._prefilled(subject) as (receipt, prefill):
-            on_work(f"{title}: prefill", _weight(subject, PREFILL))
-            if measured and prefill.key in keys:
-                self._log.add(prefill)
-            for key in keys:
-                _, _, repeat, name = key
-                if name == PREFILL:
+        with ExitStack() as stack:
+            held: dict[str, Receipt] = {}
+            for mode in self._plan.modes:
+                if not any(key[4] == mode for key in keys):
                     continue
-                on_work(f"{title}: {name}", 0.0)
-                run = self._measured(subject, repeat, name, receipt)
-                on_work(f"{title}: {name}", _weight(subject, name))
-                if measured:
-                    self._log.add(run)
+                on_work(f"{title}: prefill", 0.0)
+                held[mode], prefill = stack.enter_context(self._prefilled(subject, mode))
+                if prefill.key in keys:
+                    on_work(f"{title}: prefill", _weight(subject, PREFILL))
+                    if measured:
+                        self._log.add(prefill)
+            for key in keys:
+                if key[3] != PREFILL:
+                    run = self._watched(subject, key, held, on_work)
+                    if measured:
+                        self._log.add(run)
+
+    def _watched(
+        self, subject: Subject, key: Key, held: Mapping[str, Receipt], on_work: OnWork
+    ) -> Run:
+        """One run of a document that was prefilled, shown."""
+        _, _, repeat, name, mode = key
+        what = " ".join((f"{subject.context} document {subject.document + 1}:", name, mode))
+        on_work(what, 0.0)
+        if name == TEXT:
+            run = self._re_read(subject, repeat)
+        else:
+            run = self._moved(subject, repeat, name, mode, held[mode])
+        on_work(what, _weight(subject, name))
+        return run
 
     @contextmanager
-    def _prefilled(self, subject: Subject) -> Iterator[tuple[Receipt, Run]]:
-        """Has the sender read the document, whole; forgets the cache at the end."""
-        sender = self._nodes.sender
+    def _prefilled(self, subject: Subject, mode: Mode) -> Iterator[tuple[Receipt, Run]]:
+        """Has a sender read the document, whole; forgets the cache at the end."""
+        sender = self._nodes[mode].sender
         document = Document(subject.text)
         receipt = sender.prefill(document, deadline_s=DEADLINE_S)
         if receipt.prefilled_tokens < receipt.tokens:  # some of it was there from an earlier run
@@ -153,6 +198,7 @@ class Measurement:
                     document=subject.document,
                     repeat=0,
                     representation=PREFILL,
+                    mode=mode,
                     tokens=receipt.tokens,
                     handoff=dict(receipt.phases),
                 ),
@@ -160,24 +206,24 @@ class Measurement:
         finally:
             _forget(sender, receipt.sender_cache_id)
 
-    def _measured(self, subject: Subject, repeat: int, name: str, held: Receipt) -> Run:
-        if name == TEXT:
-            return self._re_read(subject, repeat)
+    def _moved(self, subject: Subject, repeat: int, name: str, mode: str, held: Receipt) -> Run:
+        nodes = self._nodes[mode]
         began = time.monotonic()
-        receipt = self._handoff(name, held)
+        receipt = _handoff(nodes, name, held)
         if receipt.already_installed:  # left over from a run that was killed
-            self._nodes.receiver.evict(receipt.cache_id)
+            nodes.receiver.evict(receipt.cache_id)
             began = time.monotonic()
-            receipt = self._handoff(name, held)
+            receipt = _handoff(nodes, name, held)
         try:
-            said = self._ask(HeldCache(receipt.cache_id), subject.question)
+            said = self._ask(nodes.receiver, HeldCache(receipt.cache_id), subject.question)
         finally:
-            _forget(self._nodes.receiver, receipt.cache_id)
+            _forget(nodes.receiver, receipt.cache_id)
         return Run(
             context=subject.context,
             document=subject.document,
             repeat=repeat,
             representation=name,
+            mode=mode,
             tokens=receipt.tokens,
             payload_bytes=receipt.wire_bytes,
             handoff=dict(receipt.phases),
@@ -187,23 +233,17 @@ class Measurement:
             ids=said.ids,
         )
 
-    def _handoff(self, codec: str, held: Receipt) -> Receipt:
-        return self._nodes.sender.handoff(
-            HeldCache(held.sender_cache_id),
-            self._nodes.receiver_name,
-            codec=codec,
-            deadline_s=DEADLINE_S,
-        )
-
     def _re_read(self, subject: Subject, repeat: int) -> Run:
+        receiver = self._nodes[self._plan.modes[0]].receiver
         began = time.monotonic()
-        said = self._ask(Document(subject.text), subject.question)
+        said = self._ask(receiver, Document(subject.text), subject.question)
         _check(subject, "path", said.path, "recompute")
         return Run(
             context=subject.context,
             document=subject.document,
             repeat=repeat,
             representation=TEXT,
+            mode="",
             tokens=subject.tokens,
             payload_bytes=len(subject.text.encode()),
             answer=dict(said.phases),
@@ -212,10 +252,10 @@ class Measurement:
             ids=said.ids,
         )
 
-    def _ask(self, context: Context, question: str) -> Said:
+    def _ask(self, receiver: ReceiverClient, context: Context, question: str) -> Said:
         ids: list[int] = []
         first_s = 0.0
-        with self._nodes.receiver.answer(
+        with receiver.answer(
             context,
             Question(question),
             sampling=Sampling(max_new_tokens=self._plan.decode, ignore_eos=True),
@@ -234,10 +274,7 @@ def measure(
     plan: Plan,
     subjects: Sequence[Subject],
     log: RunLog,
-    *,
-    sender: str,
-    receiver: str,
-    receiver_name: str,
+    pairs: Mapping[Mode, Addresses],
     watch: Callable[[float], OnWork],
 ) -> None:
     """Measures what is missing in a log.
@@ -246,22 +283,35 @@ def measure(
         plan: what to do.
         subjects: its documents.
         log: of all runs.
-        sender: its address.
-        receiver: its address.
-        receiver_name: of the receiver in the sender's list.
+        pairs: where the nodes of each mode are.
         watch: told how much work there is, gives what is told of it.
 
     Raises:
         CacheLinkError: a node cannot be reached, refused or failed.
     """
     with ExitStack() as stack:
-        nodes = Nodes(
-            stack.enter_context(SenderClient(sender)),
-            stack.enter_context(ReceiverClient(receiver)),
-            receiver_name,
-        )
+        nodes: dict[str, Nodes] = {
+            mode: Nodes(
+                stack.enter_context(SenderClient(at.sender)),
+                stack.enter_context(ReceiverClient(at.receiver)),
+                at.receiver_name,
+            )
+            for mode, at in pairs.items()
+        }
         measurement = Measurement(plan, subjects, nodes, log)
         measurement.run(watch(measurement.work()))
+
+
+def _handoff(nodes: Nodes, codec: str, held: Receipt) -> Receipt:
+    return nodes.sender.handoff(
+        HeldCache(held.sender_cache_id), nodes.receiver_name, codec=codec, deadline_s=DEADLINE_S
+    )
+
+
+def _turned(items: Sequence[_T], turn: int) -> list[_T]:
+    """The same, beginning ``turn`` places later."""
+    at = turn % len(items)
+    return [*items[at:], *items[:at]]
 
 
 def _weight(subject: Subject, name: str) -> float:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
+from cachelink_bench.serial.versions import is_serial
+from cachelink_bench.two_node.measure import Addresses
+from cachelink_bench.two_node.plan import Mode
 from cachelink_core.errors import (
     ConfigError,
     IdentityMismatch,
@@ -39,21 +43,27 @@ class Pair(msgspec.Struct, frozen=True):
     identity: ModelIdentity
 
 
-def find_pair(sender: str, receiver: str, receiver_name: str = "") -> Pair:
+def find_pair(
+    sender: str, receiver: str, receiver_name: str = "", mode: Mode = "overlapped"
+) -> Pair:
     """Asks both daemons what they are.
 
     Args:
         sender: its address.
         receiver: its address.
         receiver_name: of the receiver in the sender's list; empty if there is only one.
+        mode: in which they have to work.
 
     Raises:
         PeerGone: one cannot be reached; the message says which.
         IdentityMismatch: they do not have the same model.
-        ConfigError: an address of the other kind, or a name that the sender does not have.
+        ConfigError: an address of the other kind, a node of the other mode, or a name that the
+            sender does not have.
     """
     with SenderClient(sender) as asks, ReceiverClient(receiver) as answers:
         ours, theirs = _ping(asks, "sender"), _ping(answers, "receiver")
+    _check_mode(ours, "sender", sender, mode)
+    _check_mode(theirs, "receiver", receiver, mode)
     differing = diff(theirs.identity, ours.identity)
     if differing:
         raise IdentityMismatch(differing)
@@ -67,6 +77,24 @@ def find_pair(sender: str, receiver: str, receiver_name: str = "") -> Pair:
     )
 
 
+def find_pairs(wanted: Mapping[Mode, Addresses]) -> dict[Mode, Pair]:
+    """The same for the nodes of every mode, which must all have one model.
+
+    Raises:
+        CacheLinkError: see ``find_pair``.
+    """
+    found = {
+        mode: find_pair(at.sender, at.receiver, at.receiver_name, mode)
+        for mode, at in wanted.items()
+    }
+    first, *others = found.values()
+    for other in others:
+        differing = diff(first.identity, other.identity)
+        if differing:
+            raise IdentityMismatch(differing)
+    return found
+
+
 def _ping(client: SenderClient | ReceiverClient, role: str) -> NodeInfo:
     try:
         return client.ping(deadline_s=PROBE_DEADLINE_S)
@@ -74,6 +102,17 @@ def _ping(client: SenderClient | ReceiverClient, role: str) -> NodeInfo:
         raise PeerGone(f"--{role} {client.address} cannot be reached: {error}") from error
     except UnsupportedVersion as error:  # it has no such method
         raise ConfigError(f"--{role} {client.address} is no {role}: {error}") from error
+
+
+def _check_mode(node: NodeInfo, role: str, address: str, mode: Mode) -> None:
+    if is_serial(node.version) == (mode == "serial"):
+        return
+    raise ConfigError(
+        f"--{role} {address} is a serial node ({node.version}); --serial measures it"
+        if mode == "overlapped"
+        else f"--{role} {address} is no serial node ({node.version}); --serial needs one that "
+        f"was started with: python -m cachelink_bench.serial {role}"
+    )
 
 
 def _name(known: tuple[str, ...], wanted: str) -> str:

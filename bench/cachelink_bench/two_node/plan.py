@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -14,6 +14,9 @@ TEXT: Final = "text"
 """The representation that is none: the text goes over, and the receiver reads it."""
 
 CONTEXTS: Final = ("2k", "8k", "16k")
+Mode = Literal["overlapped", "serial"]
+"""Of two nodes: blocks on their way while others are computed, or one stage after another."""
+
 REPRESENTATIONS: Final = (TEXT, "native", "native+zstd", "int8", "int4", "int4+zstd")
 
 _CONTEXT: Final = re.compile(r"(?P<count>[1-9][0-9]{0,5})(?P<kilo>k?)")
@@ -28,7 +31,7 @@ class Plan(msgspec.Struct, frozen=True):
         documents: of each class.
         repeats: of each document and representation.
         decode: tokens of each answer.
-        serial: prefill, then encode, send, load: the times of the stages as if none overlapped.
+        modes: of the nodes; each has a pair of its own, and they take turns.
         model: as the daemons name it; its tokenizer cuts the documents.
     """
 
@@ -37,14 +40,14 @@ class Plan(msgspec.Struct, frozen=True):
     documents: int = 6
     repeats: int = 3
     decode: int = 32
-    serial: bool = False
+    modes: tuple[Mode, ...] = ("overlapped",)
     model: str = "demo"
 
     def __post_init__(self) -> None:
         for name in ("documents", "repeats", "decode"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, not at least 1")
-        for name in ("contexts", "representations"):
+        for name in ("contexts", "representations", "modes"):
             given: tuple[str, ...] = getattr(self, name)
             if not given or len(set(given)) < len(given):
                 raise ConfigError(f"{name} is {','.join(given)!r}: some, each once")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from cachelink_bench.statistics import Spread
-from cachelink_bench.two_node.plan import TEXT, Plan
+from cachelink_bench.two_node.plan import TEXT, Mode, Plan
 from cachelink_bench.two_node.runs import FORMAT, PREFILL, Run
 from cachelink_bench.two_node.subjects import LeftOut, Subject
 from cachelink_core.atomic_write import new_file
@@ -22,41 +23,50 @@ def rate_gbit_per_s(run: Run) -> float | None:
     return 8 * run.payload_bytes / send_s / 1e9 if send_s else None
 
 
-def start_s(run: Run) -> float | None:
-    """What a handoff takes beside reservation, send and tail: the header, and the first chunk."""
-    handoff = run.handoff
-    if "send" not in handoff:
-        return None
-    return handoff["total"] - sum(handoff[part] for part in ("reserve", "send", "tail"))
+def _prefill_s(run: Run) -> float | None:
+    """Of a run that only reads: a handoff of a held cache reads nothing."""
+    return run.handoff["prefill"] if run.representation == PREFILL else None
+
+
+def _answer_wait_s(run: Run) -> float | None:
+    return sum(run.answer.get(part, 0.0) for part in ("wait", "queue")) if run.answer else None
 
 
 METRICS: Final[dict[str, Callable[[Run], float | None]]] = {
-    "payload_bytes": lambda run: float(run.payload_bytes),
+    "payload_bytes": lambda run: float(run.payload_bytes) if run.answer else None,
+    "prefill_s": _prefill_s,
+    "start_s": lambda run: run.handoff.get("start"),
+    "prefill_wait_s": lambda run: run.handoff.get("prefill_wait"),
     "reserve_s": lambda run: run.handoff.get("reserve"),
     "encode_s": lambda run: run.handoff.get("encode"),
     "send_s": lambda run: run.handoff.get("send"),
+    "tail_s": lambda run: run.handoff.get("tail"),
+    "handoff_s": lambda run: run.handoff.get("total"),
+    "check_s": lambda run: run.handoff.get("check"),
     "load_s": lambda run: run.handoff.get("load"),
     "load_busy_s": lambda run: run.handoff.get("load_busy"),
     "install_s": lambda run: run.handoff.get("install"),
-    "tail_s": lambda run: run.handoff.get("tail"),
-    "start_s": start_s,
-    "handoff_s": lambda run: run.handoff.get("total"),
-    "remote_prefill_s": lambda run: run.answer.get("prefix", 0.0),
+    "answer_wait_s": _answer_wait_s,
+    "remote_prefill_s": lambda run: run.answer.get("prefix", 0.0) if run.answer else None,
+    "answer_prepare_s": lambda run: run.answer.get("prepare"),
     "query_prefill_s": lambda run: run.answer.get("query_prefill"),
     "decode_s": lambda run: run.answer.get("decode"),
-    "first_token_s": lambda run: run.first_token_s,
-    "round_trip_s": lambda run: run.round_trip_s,
+    "answer_finish_s": lambda run: run.answer.get("finish"),
+    "answer_s": lambda run: run.answer.get("total"),
+    "first_token_s": lambda run: run.first_token_s if run.answer else None,
+    "round_trip_s": lambda run: run.round_trip_s if run.answer else None,
     "gbit_per_s": rate_gbit_per_s,
 }
-"""What a row sums up. With ``--serial`` two computed times follow, see ``_add_serial``."""
+"""What a row sums up."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One context class in one representation.
+    """One context class in one representation and mode.
 
     Attributes:
         context: the class.
         representation: ``text`` or a codec.
+        mode: of the nodes; empty for a text.
         tokens: of the prefixes, the median.
         runs: how many.
         metrics: by name of ``METRICS``; one that the representation does not have is missing.
@@ -66,6 +76,7 @@ class Row(msgspec.Struct, frozen=True):
 
     context: str
     representation: str
+    mode: str
     tokens: float
     runs: int
     metrics: dict[str, Spread]
@@ -74,16 +85,18 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Prefill(msgspec.Struct, frozen=True):
-    """The sender's own reading of a class's documents.
+    """A sender's own reading of a class's documents.
 
     Attributes:
         context: the class.
+        mode: of the sender.
         tokens: of the prefixes, the median.
         seconds: of each document.
         tokens_per_s: likewise.
     """
 
     context: str
+    mode: str
     tokens: float
     seconds: Spread
     tokens_per_s: Spread
@@ -137,8 +150,8 @@ class Results(msgspec.Struct, frozen=True):
         documents: of every class.
         left_out: classes that did not run.
         link: if it was emulated.
-        prefills: the sender's own.
-        rows: one of each class and representation.
+        prefills: the senders' own.
+        rows: one of each class, representation and mode.
         runs: every run.
         note: of whoever ran it: what limits the numbers.
     """
@@ -158,30 +171,40 @@ class Results(msgspec.Struct, frozen=True):
     runs: tuple[Run, ...]
     note: str = ""
 
+    def rows_of(self, mode: Mode | None = None) -> tuple[Row, ...]:
+        """Rows of a mode, by default of the plan's first, and those of a text."""
+        wanted = mode or self.config.modes[0]
+        return tuple(row for row in self.rows if row.mode in ("", wanted))
+
+    def prefills_of(self, mode: Mode | None = None) -> tuple[Prefill, ...]:
+        """Prefills of a mode's sender, by default of the plan's first."""
+        wanted = mode or self.config.modes[0]
+        return tuple(item for item in self.prefills if item.mode == wanted)
+
 
 def make_rows(plan: Plan, runs: Sequence[Run]) -> tuple[Row, ...]:
-    """Sums every class and representation up, in the plan's order."""
+    """Sums every class, representation and mode up, in the plan's order."""
     read = {(run.context, run.document): run.ids for run in runs if run.representation == TEXT}
     found: list[Row] = []
-    for context in plan.contexts:
-        rate = _native_rate(plan, context, runs)
-        for name in plan.representations:
-            own = [r for r in runs if (r.context, r.representation) == (context, name)]
-            if own:
-                found.append(_row(context, name, own, read, rate))
+    for context, name, mode in product(plan.contexts, plan.representations, ("", *plan.modes)):
+        key = context, name, mode
+        own = [run for run in runs if (run.context, run.representation, run.mode) == key]
+        if own:
+            found.append(_row(own, read))
     return tuple(found)
 
 
 def make_prefills(plan: Plan, runs: Sequence[Run]) -> tuple[Prefill, ...]:
-    """Sums the sender's own prefills up."""
+    """Sums the senders' own prefills up."""
     found: list[Prefill] = []
-    for context in plan.contexts:
-        own = [r for r in runs if (r.context, r.representation) == (context, PREFILL)]
+    for context, mode in product(plan.contexts, plan.modes):
+        key = context, PREFILL, mode
+        own = [run for run in runs if (run.context, run.representation, run.mode) == key]
         if own:
             times = [run.handoff["prefill"] for run in own]
             rates = [run.tokens / time for run, time in zip(own, times, strict=True)]
             tokens = _median(run.tokens for run in own)
-            found.append(Prefill(context, tokens, Spread.of(times), Spread.of(rates)))
+            found.append(Prefill(context, mode, tokens, Spread.of(times), Spread.of(rates)))
     return tuple(found)
 
 
@@ -227,47 +250,26 @@ class _Stamp(msgspec.Struct):
     format: str
 
 
-def _row(
-    context: str,
-    name: str,
-    own: Sequence[Run],
-    read: dict[tuple[str, int], tuple[int, ...]],
-    serial_gbit_per_s: float | None,
-) -> Row:
+def _row(own: Sequence[Run], read: dict[tuple[str, int], tuple[int, ...]]) -> Row:
     metrics: dict[str, Spread] = {}
     for metric, value_of in METRICS.items():
         values = [value for run in own if (value := value_of(run)) is not None]
         if len(values) == len(own):
             metrics[metric] = Spread.of(values)
-    if serial_gbit_per_s and name != TEXT:
-        _add_serial(metrics, own, serial_gbit_per_s)
     compared = [run for run in own if (run.context, run.document) in read]
     equal = sum(run.ids == read[run.context, run.document] for run in compared)
     tokens = _median(run.tokens for run in own)
-    return Row(context, name, tokens, len(own), metrics, equal, len(compared))
-
-
-def _add_serial(metrics: dict[str, Spread], own: Sequence[Run], gbit_per_s: float) -> None:
-    """Adds the stages one after another, computed: the daemons always overlap them.
-
-    ``serial_send_s`` is the payload at the rate of the native rows, because a send beside a slow
-    encoder waits for it. ``serial_s`` sums reserve, encode, that, load busy, install and answer.
-    """
-    sends = [8 * run.payload_bytes / gbit_per_s / 1e9 for run in own]
-    stages = ("reserve", "encode", "load_busy", "install")
-    totals = [
-        send_s + sum(run.handoff[stage] for stage in stages) + run.answer["total"]
-        for run, send_s in zip(own, sends, strict=True)
-    ]
-    metrics["serial_send_s"], metrics["serial_s"] = Spread.of(sends), Spread.of(totals)
-
-
-def _native_rate(plan: Plan, context: str, runs: Sequence[Run]) -> float | None:
-    """Gb/s of the native rows of a class; None without any, or where it is not asked for."""
-    if not plan.serial:
-        return None
-    own = [r for r in runs if (r.context, r.representation) == (context, "native")]
-    return Spread.of([rate_gbit_per_s(run) or 0.0 for run in own]).median if own else None
+    first = own[0]
+    return Row(
+        context=first.context,
+        representation=first.representation,
+        mode=first.mode,
+        tokens=tokens,
+        runs=len(own),
+        metrics=metrics,
+        equal=equal,
+        compared=len(compared),
+    )
 
 
 def _median(values: Iterable[int]) -> float:

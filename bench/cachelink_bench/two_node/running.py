@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +18,9 @@ from cachelink_bench.emulation.system_commands import check_tools
 from cachelink_bench.environment import environment
 from cachelink_bench.report import load_average
 from cachelink_bench.two_node.job import Job, run_job, run_job_within
+from cachelink_bench.two_node.measure import Addresses
 from cachelink_bench.two_node.peers import find_pair
-from cachelink_bench.two_node.plan import Plan
+from cachelink_bench.two_node.plan import Mode, Plan
 from cachelink_bench.two_node.results import Link, Results, describe, make_prefills, make_rows
 from cachelink_bench.two_node.runs import FORMAT, RunLog
 from cachelink_bench.two_node.subjects import WARM_UP, LeftOut, Subject, make_subjects
@@ -69,7 +71,7 @@ def run(plan: Plan, settings: Settings) -> Results:
             cannot be reached, refused or failed. Nothing but the log of runs is left behind.
     """
     load = load_average()
-    theirs = _look(settings)
+    theirs = _look(plan, settings)
     prepared = _prepare(plan, theirs)
     config = _config(plan, settings, prepared.identity)
     RunLog(settings.log, config, resume=settings.resume)  # says now if it cannot be
@@ -78,9 +80,10 @@ def run(plan: Plan, settings: Settings) -> Results:
         subjects=prepared.subjects,
         log=str(settings.log),
         config=config,
-        sender=settings.sender,
-        receiver=settings.receiver,
-        receiver_name=settings.receiver_name,
+        pairs={
+            mode: Addresses(settings.sender, settings.receiver, settings.receiver_name)
+            for mode in plan.modes
+        },
     )
     if settings.link is None:
         nodes, link = run_job(job), None
@@ -105,12 +108,13 @@ def run(plan: Plan, settings: Settings) -> Results:
     )
 
 
-def _look(settings: Settings) -> ModelIdentity | None:
+def _look(plan: Plan, settings: Settings) -> ModelIdentity | None:
     """Finds out what is cheap to find out before a model is loaded."""
     if settings.link is not None:
         check_tools()
         return None
-    return find_pair(settings.sender, settings.receiver, settings.receiver_name).identity
+    at = settings.sender, settings.receiver, settings.receiver_name
+    return find_pair(*at, plan.modes[0]).identity
 
 
 def _prepare(plan: Plan, theirs: ModelIdentity | None) -> _Prepared:
@@ -146,16 +150,16 @@ def _emulated(spec: LinkSpec, job: Job, threads: int | None) -> tuple[dict[str, 
         emulated_link(spec) as on,
     ):
         before, echo = iperf_gbit(on), echo_s(on)
-        with emulated_nodes(on, options, Path(logs)) as started:
-            nodes = run_job_within(
-                on.within("sender"),
-                msgspec.structs.replace(
-                    job,
-                    sender=started.sender_address,
-                    receiver=started.receiver_address,
-                    receiver_name=RECEIVER_NAME,
-                ),
-            )
+        with ExitStack() as stack:
+            pairs: dict[Mode, Addresses] = {}
+            for mode in job.plan.modes:
+                started = stack.enter_context(
+                    emulated_nodes(on, options, Path(logs), serial=mode == "serial")
+                )
+                pairs[mode] = Addresses(
+                    started.sender_address, started.receiver_address, RECEIVER_NAME
+                )
+            nodes = run_job_within(on.within("sender"), msgspec.structs.replace(job, pairs=pairs))
         after = iperf_gbit(on)
         return nodes, Link(
             rate=spec.rate,

@@ -11,13 +11,13 @@ import msgspec
 
 from cachelink_core.errors import ConfigError
 
-FORMAT: Final = "cachelink-two-node-1"
+FORMAT: Final = "cachelink-two-node-2"
 """Raised when a run or a result file means something else."""
 
 PREFILL: Final = "prefill"
 """Representation of a run that reads the document at the sender and moves nothing."""
 
-Key = tuple[str, int, int, str]
+Key = tuple[str, int, int, str, str]
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -28,6 +28,7 @@ class Run(msgspec.Struct, frozen=True):
         document: its number.
         repeat: from 0.
         representation: ``text``, a codec, or ``PREFILL``.
+        mode: of the nodes; empty for a text, which does not depend on it.
         tokens: of the prefix.
         payload_bytes: sent for it: of the cache as packed, or of the text in UTF-8.
         handoff: phases of the receipt, empty for a text.
@@ -41,6 +42,7 @@ class Run(msgspec.Struct, frozen=True):
     document: int
     repeat: int
     representation: str
+    mode: str
     tokens: int
     payload_bytes: int = 0
     handoff: dict[str, float] = {}
@@ -52,7 +54,7 @@ class Run(msgspec.Struct, frozen=True):
     @property
     def key(self) -> Key:
         """What it measured."""
-        return self.context, self.document, self.repeat, self.representation
+        return self.context, self.document, self.repeat, self.representation, self.mode
 
 
 class _Begin(msgspec.Struct, frozen=True):

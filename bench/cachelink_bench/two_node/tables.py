@@ -23,11 +23,12 @@ _TIMES: Final = {
     "round trip": "round_trip_s",
 }
 _SERIAL: Final = {
-    "encode": "encode_s",
-    "send": "serial_send_s",
-    "load": "load_busy_s",
+    "serialize": "encode_s",
+    "send": "send_s",
+    "load": "load_s",
+    "install": "install_s",
     "remote prefill": "remote_prefill_s",
-    "round trip, serial": "serial_s",
+    "fresh query": "query_prefill_s",
     "round trip": "round_trip_s",
 }
 
@@ -40,17 +41,22 @@ trip* (client's): request to the first and to the last of {decode} tokens. *equa
 tokens are all those of the re-read of the same document."""
 
 _SERIAL_LEGEND: Final = """\
-*Serial*: the stages as if none overlapped, computed from the busy time of each: *encode*, *send* (the
-payload at the rate of the native row), *load* (verifying and decoding all of it); *round trip,
-serial* sums them with the reservation, the installation and the answer. *round trip* is measured."""
+*Serial*: measured with nodes that begin a stage when the last one has ended. *prefill* (sender's):
+reading the document. *serialize* (sender's): encoding all of the cache into memory. *send*
+(sender's): socket time, first frame handed over to receipt, less the receiver's tail. *load*
+(receiver's): the manifest's check, then, all frames being there, verifying and decoding all of them.
+*round trip* (client's): of a document that was prefilled before; it has the reservation in it."""
 
 
 def markdown(results: Results) -> str:
     """The whole report."""
-    parts = ["# Two-node transfer", _head(results), _link(results), rows_text(results)]
-    parts.append(_LEGEND.format(decode=results.config.decode))
-    if results.config.serial:
-        parts += [serial_text(results), _SERIAL_LEGEND]
+    modes = results.config.modes
+    parts = ["# Two-node transfer", _head(results), _link(results)]
+    if "overlapped" in modes:
+        parts.append(rows_text(results))
+        parts.append(_LEGEND.format(decode=results.config.decode))
+    if "serial" in modes:
+        parts += ["## One stage after another", serial_text(results), _SERIAL_LEGEND]
     parts.append(prefills_text(results))
     parts += [f"Left out: {item.context}: {item.reason}." for item in results.left_out]
     parts.append(results.note and f"Limits: {results.note}")
@@ -67,33 +73,40 @@ def rows_text(results: Results) -> str:
             megabytes(row),
             *_cells(row, _TIMES.values()),
             _rate(row),
-            "–" if row.representation == TEXT else f"{row.equal}/{row.compared}",
+            _equal(row),
         )
-        for row in results.rows
+        for row in results.rows_of("overlapped")
     ]
     return table(header, body)
 
 
 def serial_text(results: Results) -> str:
-    """The seed's columns."""
-    header = ("context", "representation", "payload MB", *_SERIAL)
+    """The columns of one stage after another; last, what the other mode's round trip was."""
+    both = "overlapped" in results.config.modes
+    prefills = {item.context: item.seconds for item in results.prefills_of("serial")}
+    header = ("context", "representation", "payload MB", "prefill", *_SERIAL, "Gb/s", "equal")
     body = [
         (
-            row.context,
+            f"{row.context} ({row.tokens:.0f} tokens)",
             label(row.representation, results),
             megabytes(row),
+            _ms(prefills.get(row.context) if row.mode else None),
             *_cells(row, _SERIAL.values()),
+            _rate(row),
+            _equal(row),
+            *((_overlapped(row, results),) if both else ()),
         )
-        for row in results.rows
+        for row in results.rows_of("serial")
     ]
-    return table(header, body)
+    return table((*header, *(("overlapped",) if both else ())), body)
 
 
 def prefills_text(results: Results) -> str:
-    """The sender's own prefills, measured apart."""
+    """The senders' own prefills, measured apart."""
     body = [
         (
             item.context,
+            item.mode,
             f"{item.tokens:.0f}",
             item.seconds.text(1e3, 0),
             item.tokens_per_s.text(1, 0),
@@ -101,13 +114,14 @@ def prefills_text(results: Results) -> str:
         for item in results.prefills
     ]
     return "The sender's own prefill of each document:\n\n" + table(
-        ("context", "tokens", "ms", "tokens/s"), body
+        ("context", "sender", "tokens", "ms", "tokens/s"), body
     )
 
 
 def write_csv(path: Path, results: Results) -> None:
     """One line a run."""
-    names = ("context", "document", "repeat", "representation", "tokens", *METRICS, "answer_ids")
+    key = ("context", "document", "repeat", "representation", "mode")
+    names = (*key, "tokens", *METRICS, "answer_ids")
     with new_file(path) as aside, aside.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(names)
@@ -150,7 +164,9 @@ def _link(results: Results) -> str:
     if link is None:
         return ""
     rows = [row for row in results.rows if row.representation == "native"]
-    rates = ", ".join(f"{row.context} {_rate(row)}" for row in rows)
+    rates = ", ".join(
+        f"{row.context}{' serial' if row.mode == 'serial' else ''} {_rate(row)}" for row in rows
+    )
     native = f"native rows: {rates} Gb/s" if rows else "no native rows"
     return (
         f"Emulated link: {link.rate}, {link.delay_s * 1e3:g} ms each way, loss {link.loss_percent:g} %"
@@ -169,6 +185,18 @@ def _ms(spread: Spread | None) -> str:
     if not spread.median:
         return "0"
     return spread.text(1e3, 0 if spread.median >= 0.1 else 1)
+
+
+def _equal(row: Row) -> str:
+    return "–" if row.representation == TEXT else f"{row.equal}/{row.compared}"
+
+
+def _overlapped(row: Row, results: Results) -> str:
+    """The round trip of the same representation in the other mode."""
+    for other in results.rows_of("overlapped"):
+        if (other.context, other.representation) == (row.context, row.representation):
+            return _ms(other.metrics["round_trip_s"])
+    return "–"
 
 
 def _rate(row: Row) -> str:

@@ -56,7 +56,7 @@ def load_engine(
         dtype: ``auto`` for the checkpoint's own (a GGUF is kept in bfloat16), or its name.
         device: ``auto`` for CUDA if there is any, else the CPU; or torch's name of one.
         attention: one of ``ATTENTION``; ``auto`` is flash attention on CUDA where it is installed
-            and the dtype allows it, else torch's own.
+            and the dtype allows it, else torch's own, on a CPU without copies of shared heads.
         max_positions: a shorter window than the model's. It is part of the identity: two nodes that
             hand over caches to each other need the same.
         cache_dir: for converted GGUF files and digests; the user's cache folder by default.
@@ -74,7 +74,8 @@ def load_engine(
         source = _local_source(name, folder)
         model, tokenizer = _load_parts(name, source, dtype)
     model = model.to(place).eval().requires_grad_(False)
-    model.set_attn_implementation(_attention(attention, place, model))
+    used = _attention(attention, place, model)
+    model.set_attn_implementation(used)
     rope = KeyRope.probe(model)
     # With an adapter the folder's files are not all that the weights came from.
     files = () if hasattr(model, "peft_config") else checkpoint_files(source)
@@ -88,7 +89,12 @@ def load_engine(
         identity = msgspec.structs.replace(identity, max_positions=max_positions)
     eos = tokenizer.eos_token_id
     return TransformersEngine(
-        model, HFTokens(tokenizer), identity, rope, eos_ids=() if eos is None else (eos,)
+        model,
+        HFTokens(tokenizer),
+        identity,
+        rope,
+        attention="auto" if attention == "auto" else used,
+        eos_ids=() if eos is None else (eos,),
     )
 
 

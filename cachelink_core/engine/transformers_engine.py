@@ -34,6 +34,7 @@ from cachelink_core.errors import (
     QueryTooLong,
 )
 from cachelink_core.identity import ModelIdentity
+from cachelink_core.kv.grouped_attention import prefer_grouped
 from cachelink_core.kv.prefix_cache import TORCH_DTYPES, PrefixCache, cache_bytes
 from cachelink_core.kv.rope import KeyRope
 
@@ -62,13 +63,16 @@ class TransformersEngine:
             tokens: of its tokenizer.
             identity: of the model.
             rope: verified for the model.
-            attention: implementation by transformers' name, ``auto`` to leave the model's own.
+            attention: implementation by transformers' name; ``auto`` leaves the model's own, but
+                for ``sdpa`` on a CPU, which is ``kv/grouped_attention.py``'s then.
             eos_ids: end-of-sequence ids beside those of the model's configurations, such as the
                 tokenizer's.
             executor: orders the turns at the device; a new one if the engine is alone on it.
         """
         if attention != "auto":
             model.set_attn_implementation(attention)
+        else:
+            prefer_grouped(model)
         self._runner = ModelRunner(model, executor or DeviceExecutor())
         self._tokens = tokens
         self._identity = identity

@@ -114,7 +114,9 @@ def test_flash_attention_on_a_cpu_is_refused(folder, tmp_path):
         load_engine(str(folder), attention="flash_attention_2", cache_dir=tmp_path)
 
 
-@pytest.mark.parametrize(("attention", "used"), [("auto", "sdpa"), ("eager", "eager")])
+@pytest.mark.parametrize(
+    ("attention", "used"), [("auto", "grouped_sdpa"), ("sdpa", "sdpa"), ("eager", "eager")]
+)
 def test_the_attention_asked_for_is_used(folder, tmp_path, monkeypatch, attention, used):
     models = []
 

@@ -20,7 +20,7 @@ VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "shared",
 LINE_LIMIT = 400
 LONGER = {
     # The plain value of every message.
-    "cachelink_core/rpc/types.py": 490,
+    "cachelink_core/rpc/types.py": 500,
 }
 """Files of ours, tests aside, that may be longer, why, and how long at most."""
 

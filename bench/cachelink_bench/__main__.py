@@ -16,6 +16,7 @@ BENCHMARKS: Final = {
     "two-node": "caches moved to another node, real or emulated, beside sending the text",
     "overlap": "handoffs while the prefix is prefilled, beside each stage alone and in turn",
     "link": "how much of an emulated link a handoff fills, beside iperf3 in the same run",
+    "peers": "the same cache bytes beside Mooncake, NIXL, LMCache and plain sockets",
     "planner": "every way timed on emulated links, beside what the planner picks",
     "break-even": "figures of a two-node result: when moving beats re-reading, and after how often",
 }

@@ -32,8 +32,8 @@ class BareServer:
         data: the destination.
     """
 
-    def __init__(self, data: Bytes) -> None:
-        """Serves at once, on a free port of loopback."""
+    def __init__(self, data: Bytes, host: str = "127.0.0.1") -> None:
+        """Serves at once, on a free port."""
         self.data = data
         self._server = grpc.server(
             ThreadPoolExecutor(2, thread_name_prefix="bare"), options=server_options()
@@ -42,7 +42,7 @@ class BareServer:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_SERVICE, {"Put": handler}),)
         )
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.address = f"{host}:{self._server.add_insecure_port(f'{host}:0')}"
         self._server.start()
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from typing import Final, Self, TypeVar
 
 import msgspec
 
+from cachelink_bench.link.cpu_watch import CpuWatch
 from cachelink_core.errors import CacheLinkError, InternalError
 from cachelink_core.rpc.client import (
     HeldCache,
@@ -31,8 +32,6 @@ CALL_S: Final = 900.0
 
 _SAME: Final = Sampling(max_new_tokens=4, ignore_eos=True)
 _QUERY: Final = TokenIds((1, 2, 3))
-_CPU_CLOCK: Final = 2
-"""The kernel's number of a process's scheduler clock (``CPUCLOCK_SCHED``)."""
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
@@ -77,8 +76,8 @@ class Moved(msgspec.Struct, frozen=True, tag=True):
         allocate_s: allocation and pre-faulting of the destination, before the clock started.
         reserve_s: Reserve, sender's clock, the allocation included.
         tail_s: last frame received to installed, receiver's clock.
-        sender_cpu_s: of the sender's process, from request to receipt.
-        receiver_cpu_s: likewise, the allocation included.
+        sender_cpu_s: of the sender's process in ``seconds``.
+        receiver_cpu_s: likewise; the allocation came before.
         plane: that carried the chunks.
     """
 
@@ -179,14 +178,6 @@ class Caller:
         self._process.stdout.close()
 
 
-def process_cpu_s(pid: int) -> float:
-    """CPU seconds of all threads of a process, ended ones too, to the nanosecond.
-
-    ``/proc/PID/stat`` counts in steps of 10 ms, about what a short handoff takes.
-    """
-    return time.clock_gettime((~pid << 3) | _CPU_CLOCK)
-
-
 def _hold(order: Hold) -> Held:
     with SenderClient(order.sender) as sender:
         receipt = sender.prefill(TokenIds(order.ids), deadline_s=CALL_S)
@@ -195,11 +186,11 @@ def _hold(order: Hold) -> Held:
 
 def _move(order: Move) -> Moved:
     with SenderClient(order.sender) as sender, ReceiverClient(order.receiver) as receiver:
-        before = [process_cpu_s(pid) for pid in order.pids]
-        receipt = sender.handoff(
-            HeldCache(order.cache_id), order.receiver_name, codec="native", deadline_s=CALL_S
-        )
-        after = [process_cpu_s(pid) for pid in order.pids]
+        with CpuWatch(order.pids) as watch:
+            receipt = sender.handoff(
+                HeldCache(order.cache_id), order.receiver_name, codec="native", deadline_s=CALL_S
+            )
+            ended_s = time.monotonic()
         try:
             _check_moved(receipt)
             if order.compare:
@@ -207,14 +198,16 @@ def _move(order: Move) -> Moved:
         finally:
             receiver.evict(receipt.cache_id)
     phases = receipt.phases
+    seconds = phases["send"] + phases["tail"]
+    sender_cpu_s, receiver_cpu_s = watch.since(ended_s - seconds)
     return Moved(
-        seconds=phases["send"] + phases["tail"],
+        seconds=seconds,
         payload_bytes=receipt.wire_bytes,
         allocate_s=phases["allocate"],
         reserve_s=phases["reserve"],
         tail_s=phases["tail"],
-        sender_cpu_s=after[0] - before[0],
-        receiver_cpu_s=after[1] - before[1],
+        sender_cpu_s=sender_cpu_s,
+        receiver_cpu_s=receiver_cpu_s,
         plane=receipt.data_plane,
     )
 

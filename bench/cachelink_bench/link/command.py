@@ -59,7 +59,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         description="How much of a link a handoff fills, beside iperf3.",
     )
     parser.add_argument("--cases", default=",".join(CASES), help="default: %(default)s")
-    parser.add_argument("--planes", default="grpc", help=f"of {','.join(PLANES)}")
+    parser.add_argument("--planes", default=",".join(PLANES), help="default: %(default)s")
     parser.add_argument("--model", default="demo", help="of case 1gbit (demo: SmolLM2)")
     parser.add_argument("--rounds", type=int, help="of each case, instead of its own")
     parser.add_argument(

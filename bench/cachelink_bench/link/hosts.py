@@ -17,10 +17,10 @@ from cachelink_bench.emulation.nodes import (
     introduce,
 )
 from cachelink_bench.link.caller import Caller, Hold, Move, Moved
+from cachelink_core.errors import InternalError
 
 Plane = Literal["grpc", "tcp"]
-PLANES: Final[dict[Plane, tuple[str, ...]]] = {"grpc": (), "tcp": ("--data-plane", "tcp")}
-"""Data plane → options of a sender that uses it."""
+PLANES: Final[tuple[Plane, ...]] = ("grpc", "tcp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,10 @@ class Hosts:
         sender, pid = self.senders[plane]
         pids = pid, self.receiver_pid
         order = Move(sender, self.receiver, RECEIVER_NAME, cache_id, pids, compare)
-        return self.caller.move(order)
+        moved = self.caller.move(order)
+        if moved.plane != plane:
+            raise InternalError(f"the chunks went by {moved.plane!r}, not by {plane!r}")
+        return moved
 
 
 @contextmanager
@@ -83,7 +86,7 @@ def started(
         receiver = stack.enter_context(emulated_receiver(link, options, logs))
         senders = {
             plane: stack.enter_context(
-                emulated_sender(link, [*options, *PLANES[plane]], logs, f"sender-{plane}")
+                emulated_sender(link, [*options, "--data-planes", plane], logs, f"sender-{plane}")
             )
             for plane in planes
         }

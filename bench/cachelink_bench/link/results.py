@@ -26,8 +26,8 @@ class Row(msgspec.Struct, frozen=True):
         share: the first divided by the second, round by round.
         allocate_s: allocation and pre-faulting of the destination, before the clock starts.
         tail_s: last frame received to Installed.
-        sender_cpu_s_per_gb: of its process from request to receipt, Reserve included.
-        receiver_cpu_s_per_gb: likewise, the pre-faulting included.
+        sender_cpu_s_per_gb: of its process while the clock runs.
+        receiver_cpu_s_per_gb: likewise; the pre-faulting came before.
         target: of the share.
         verdict: in words.
     """

@@ -26,12 +26,17 @@ _KINDS: Final[tuple[TensorKind, TensorKind]] = ("K", "V")
 class NativeRows:
     """The tensors of one cache, by position, as bytes."""
 
-    def __init__(self, cache: PrefixCache) -> None:
-        """Takes views of every buffer; the cache must lie on the CPU."""
+    def __init__(self, cache: PrefixCache, tokens: int) -> None:
+        """Takes views of every buffer.
+
+        Args:
+            cache: on the CPU. A prefill may end meanwhile, and hide what has slid past.
+            tokens: of the prefix; from its window on both before and after that.
+        """
         self._buffers: dict[tuple[int, TensorKind], tuple[int, Bytes]] = {}
         self._heads: dict[tuple[int, TensorKind], tuple[memoryview, ...]] = {}
-        for layer in range(len(cache.layers)):
-            first = cache.first_token(layer)
+        for layer, geometry in enumerate(cache.layers):
+            first = geometry.first_token(tokens)
             for kind in _KINDS:
                 rows = cache.tensor(layer, kind, first, cache.capacity).view(torch.uint8).numpy()
                 self._buffers[layer, kind] = first, rows
@@ -47,7 +52,7 @@ class NativeRows:
         dtypes = {wire_dtype(header.codec, kind, header.identity.dtype) for kind in ("K", "V")}
         plain = not header.codec.quantized and header.space == "rotated"
         if plain and dtypes == {cache.dtype} and cache.device.type == "cpu":
-            return cls(cache)
+            return cls(cache, header.tokens)
         return None
 
     def gather(self, slices: Sequence[TensorSlice], payload: Bytes) -> None:

@@ -124,6 +124,8 @@ class TcpPush:
                 raise
             finally:
                 watchdog.disarm()
+        # Frames that end without a commit are then a stream that was cut, and no silence.
+        self._connection.end_writing()
 
     def _receipt(self) -> PushReceipt:
         header = self._connection.read_header()

@@ -40,7 +40,7 @@ from cachelink_core.rpc.tcp_frames import (
 )
 from cachelink_core.rpc.tcp_socket import FrameSocket
 from cachelink_core.rpc.tls import TlsFiles, server_context
-from cachelink_core.rpc.transfer_types import Endpoint
+from cachelink_core.rpc.transfer_types import Endpoint, PushReceipt
 from cachelink_core.rpc.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
@@ -151,7 +151,8 @@ class TcpServer:
         with self._lock:
             streams = tuple(self._streams)
         for stream in streams:
-            stream.shutdown()
+            if not stream.installed:  # else it is about to send its receipt
+                stream.shutdown()
         for stream in streams:
             stream.join(limits.CONNECT_DEADLINE_S)
         if self._thread.is_alive():
@@ -183,6 +184,8 @@ class TcpServer:
             _log.exception("a data connection of %s failed", stream.peer)
         finally:
             connection.close()
+            if stream.link is not None:  # another object under TLS
+                stream.link.close()
             with self._lock:
                 self._streams.discard(stream)
             self._room.release()
@@ -194,7 +197,7 @@ class TcpServer:
         link = FrameSocket(connection)
         stream.link = link
         try:
-            self._take(stream, link)
+            receipt = self._taken(stream, link)
         except CacheLinkError as error:
             _refuse(link, error)
             return
@@ -202,10 +205,12 @@ class TcpServer:
             _log.exception("unexpected error in a data connection")
             _refuse(link, InternalError("a bug in this daemon; its log has the details"))
             return
+        # Its slot is free by now: whoever has the receipt may begin the next handoff at once.
+        link.send(encode_message(FrameKind.RECEIPT, convert.push_receipt_to(receipt)))
         link.end_writing()
 
-    def _take(self, stream: _Stream, link: FrameSocket) -> None:
-        """Takes one handoff and sends its receipt; the slot is held until that is sent."""
+    def _taken(self, stream: _Stream, link: FrameSocket) -> PushReceipt:
+        """Takes one handoff."""
         opening, tenant = self._opened(link)
         with (
             self._slots.take(),
@@ -216,7 +221,8 @@ class TcpServer:
             stream.frames = frames
             call = Call(tenant, self._stopping.is_set, stream.peer)
             receipt = self._handler.push(frames, call)
-            link.send(encode_message(FrameKind.RECEIPT, convert.push_receipt_to(receipt)))
+            stream.installed = True
+            return receipt
 
     def _opened(self, link: FrameSocket) -> tuple[Open, str]:
         link.set_timeout(limits.CONNECT_DEADLINE_S)
@@ -261,16 +267,21 @@ class TcpFrames:
             return opening
         self._watchdog.arm()
         try:
-            header = self._link.read_header()
-            if header is None:
-                raise StopIteration
-            return self._frame(header)
+            return self._frame(self._next_header())
         except PeerGone:
             if self._watchdog.stalled:
                 raise LinkTimeout(f"no frame came for {self._stall_s:g} s") from None
             raise
         finally:
             self._watchdog.disarm()
+
+    def _next_header(self) -> FrameHeader:
+        header = self._link.read_header()
+        if header is not None:
+            return header
+        if self._watchdog.stalled or self._ended():
+            raise PeerGone("reading was ended here")
+        raise StopIteration
 
     def place_with(self, place: Place, ended: Callable[[], bool]) -> None:
         """See ``PlacingFrames``."""
@@ -317,6 +328,7 @@ class _Stream(threading.Thread):
         self.peer = peer
         self.link: FrameSocket | None = None
         self.frames: TcpFrames | None = None
+        self.installed = False
         self._server = server
         self._connection = connection
 

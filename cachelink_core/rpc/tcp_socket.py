@@ -44,6 +44,7 @@ class FrameSocket:
         self._socket = connection
         self._secured = isinstance(connection, ssl.SSLSocket)
         self._header = bytearray(HEADER_BYTES)
+        self._early = 0
         self._readable = select.poll()
         self._readable.register(connection, select.POLLIN)
 
@@ -71,7 +72,8 @@ class FrameSocket:
             RemoteProtocolError: what came is no frame.
             WrongLength: the frame is larger than its kind may be.
         """
-        if not self._read([memoryview(self._header)], ending=True):
+        early, self._early = self._early, 0
+        if not self._read([memoryview(self._header)[early:]], ending=not early):
             return None
         return decode_header(self._header)
 
@@ -95,8 +97,24 @@ class FrameSocket:
 
     def peer_spoke(self) -> bool:
         """Whether there is something to read, without waiting: in mid-stream it can only be an end."""
-        pending = isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
-        return pending or bool(self._readable.poll(0))
+        if self._early:
+            return True
+        if not isinstance(self._socket, ssl.SSLSocket):
+            return bool(self._readable.poll(0))
+        return self._socket.pending() > 0 or (bool(self._readable.poll(0)) and self._read_early())
+
+    def _read_early(self) -> bool:
+        """Whether what came under TLS is data, or an end: it may be TLS's own, such as a ticket."""
+        self._socket.settimeout(0.0)
+        try:
+            self._early = self._socket.recv_into(memoryview(self._header))
+        except ssl.SSLWantReadError:
+            return False
+        except OSError:
+            return True
+        finally:
+            self._socket.settimeout(None)
+        return True
 
     def set_timeout(self, seconds: float | None) -> None:
         """Bounds each read and write from now on; None for no bound."""
@@ -145,7 +163,7 @@ class FrameSocket:
 
     def _read(self, views: Sequence[memoryview], *, ending: bool) -> bool:
         """Fills ``views``; False if the connection ended before the first byte and ``ending`` allows."""
-        pending, begun = list(views), False
+        pending, begun = [view for view in views if view.nbytes], False
         while pending:
             try:
                 count = self._read_some(pending)

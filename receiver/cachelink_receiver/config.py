@@ -39,7 +39,7 @@ class DataListen(Section):
     """The data plane ``tcp``, which senders take instead of gRPC where they can reach it."""
 
     enabled: bool = True
-    """Offer it."""
+    """Offer it to senders; without it they send over gRPC."""
 
     port: Port | None = None
     """TCP port; 0 lets the system pick, null takes 7413, or a free one where listen.port is 0."""
@@ -64,8 +64,9 @@ class ReceiverConfig(DaemonConfig):
     )
     """The longest lease that a sender may ask for."""
 
-    overlap: Literal["wait", "copy"] = "wait"
-    """Questions to one cache at once: wait in order, or copy the cache where the budget allows."""
+    overlap: Literal["share", "wait", "copy"] = "share"
+    """Questions to one cache at once: share it token by token, wait in order, or copy it. Sharing and
+    copying need room in the budget and wait without it."""
 
     mappers: tuple[Path, ...] = ()
     """Folders of mappers, each for one sender's model; a handoff picks by the sender's identity."""

@@ -12,14 +12,21 @@ from cachelink_core.engine.chunks import ChunkEncoder
 from cachelink_core.engine.offer import make_header, mint_id
 from cachelink_core.handoff import HandoffSession, events
 from cachelink_core.manifest import Header, SenderTimings, encode_header
-from cachelink_core.rpc import frames
+from cachelink_core.rpc import frames, tcp_frames
+from cachelink_core.rpc.pb.cachelink.v1 import transfer_pb2 as pb
+from cachelink_core.rpc.tcp_client import TcpPush
 from tests.loopback.nodes import BLOCK_TOKENS, Pair
 
 IDS = tuple(3 + (29 * i) % 230 for i in range(3 * BLOCK_TOKENS + 5))
 
 
 class Offer:
-    """One handoff of a real prefilled cache, taken apart into its messages."""
+    """One handoff of a real prefilled cache, taken apart into its messages.
+
+    ``plane`` says which data plane carries them.
+    """
+
+    plane = "grpc"
 
     def __init__(self, pair: Pair, codec: str = "native", ids=IDS, lease_s: float = 30.0) -> None:
         self.pair = pair
@@ -62,7 +69,26 @@ class Offer:
         return found
 
     def push(self, messages, deadline_s: float = 20.0):
-        return self.pair.transfer.push(iter(messages), deadline_s=deadline_s)
+        if self.plane == "grpc":
+            return self.pair.transfer.push(iter(messages), deadline_s=deadline_s)
+        with TcpPush.connect(self.endpoint, self.pair.transfer.address, None) as link:
+            return link.push(map(self.tcp_frame, messages), deadline_s=deadline_s)
+
+    @property
+    def endpoint(self):
+        return next(e for e in self.reservation.endpoints if e.scheme == "tcp")
+
+    def tcp_frame(self, message: bytes) -> tcp_frames.Outgoing:
+        """The same message, right or wrong, as a frame of the other plane."""
+        frame = pb.PushChunksRequest.FromString(message)
+        if frame.HasField("open"):
+            opened = frame.open
+            return tcp_frames.encode_open(
+                opened.handoff_id, opened.receiver_epoch, self.endpoint.ticket
+            )
+        if frame.HasField("commit"):
+            return tcp_frames.encode_message(tcp_frames.FrameKind.COMMIT, frame.commit)
+        return tcp_frames.encode_chunk(frame.block, frame.run, frame.digest, [frame.payload])
 
 
 def slowly(messages, pause_s: float) -> Iterator[bytes]:

@@ -18,6 +18,14 @@ from cachelink_core.rpc.client import HeldCache, HeldHandoff, TokenIds, Verbatim
 from tests.loopback.nodes import pair_of
 from tests.loopback.offers import IDS, Offer, slowly
 
+on_both_planes = pytest.mark.usefixtures("plane")
+
+
+@pytest.fixture(params=["grpc", "tcp"])
+def plane(request, monkeypatch):
+    monkeypatch.setattr(Offer, "plane", request.param)
+    return request.param
+
 
 def rejected(pair, metric: str, reason: str) -> float:
     return pair.receiver.metrics.value(metric, reason=reason)
@@ -197,6 +205,7 @@ STREAMS = [
 ]
 
 
+@on_both_planes
 @pytest.mark.parametrize(("change", "error"), [s[1:] for s in STREAMS], ids=[s[0] for s in STREAMS])
 def test_a_wrong_stream_publishes_nothing(pair, untouched, change, error):
     offer, messages = broken_push(pair, change)
@@ -212,6 +221,7 @@ def test_a_wrong_stream_publishes_nothing(pair, untouched, change, error):
     assert type(status.error) is error
 
 
+@on_both_planes
 def test_a_stream_that_begins_with_a_chunk_is_refused(pair, untouched):
     offer, messages = broken_push(pair, lambda o, m: m)
     with pytest.raises(errors.RemoteProtocolError, match="open"):
@@ -219,6 +229,7 @@ def test_a_stream_that_begins_with_a_chunk_is_refused(pair, untouched):
     pair.transfer.abort(offer.header.handoff_id, "test")
 
 
+@on_both_planes
 def test_a_seal_that_lies_is_refused(pair, untouched):
     offer, messages = broken_push(pair, lambda o, m: m)
     seal = frames.decode_frame(messages[-1]).seal
@@ -228,6 +239,7 @@ def test_a_seal_that_lies_is_refused(pair, untouched):
         offer.push([*messages[:-1], frames.encode_commit(lying)])
 
 
+@on_both_planes
 def test_a_scale_that_is_missing_or_not_a_number_is_refused(pair, untouched):
     def missing(offer, messages):
         payload = bytes(frames.decode_frame(messages[1]).payload)
@@ -253,6 +265,7 @@ def test_a_scale_that_is_missing_or_not_a_number_is_refused(pair, untouched):
         offer.push(not_a_number(offer, messages))
 
 
+@on_both_planes
 def test_a_decompression_bomb_is_refused_before_it_costs_memory(pair, untouched):
     import zstandard
 
@@ -295,6 +308,7 @@ def test_no_flipped_bit_is_ever_accepted(pair, untouched):
     assert pair.ask_receiver.caches().caches == ()
 
 
+@on_both_planes
 def test_a_second_reserve_with_a_live_id_is_refused_and_harms_nothing(pair, untouched):
     offer = Offer(pair)
     offer.reserve()
@@ -305,6 +319,7 @@ def test_a_second_reserve_with_a_live_id_is_refused_and_harms_nothing(pair, unto
     pair.ask_receiver.evict(receipt.cache_id)
 
 
+@on_both_planes
 def test_an_old_epoch_is_refused(pair, untouched):
     offer, messages = broken_push(pair, lambda o, m: m)
     stale = frames.encode_open(offer.header.handoff_id, "0" * 32)
@@ -318,6 +333,7 @@ def test_a_receiver_that_is_not_listed_is_denied(pair, untouched):
             pair.ask_sender.handoff(TokenIds(IDS), name)
 
 
+@on_both_planes
 def test_a_reservation_without_a_stream_is_freed_when_its_lease_ends(pair, untouched):
     offer = Offer(pair, lease_s=1.0)
     offer.reserve()
@@ -334,6 +350,7 @@ def test_a_reservation_without_a_stream_is_freed_when_its_lease_ends(pair, untou
         offer.push(offer.messages())
 
 
+@on_both_planes
 def test_a_stream_that_outlives_its_lease_is_refused(pair, untouched):
     offer = Offer(pair, lease_s=1.0)
     offer.reserve()
@@ -343,6 +360,7 @@ def test_a_stream_that_outlives_its_lease_is_refused(pair, untouched):
     assert isinstance(caught.value, errors.HandoffExpired)
 
 
+@on_both_planes
 def test_after_a_failure_the_prefix_can_be_read_again_by_id(pair, untouched):
     offer, messages = broken_push(pair, lambda o, m: m[:-1])
     with pytest.raises(errors.TruncatedStream):

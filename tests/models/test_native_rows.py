@@ -72,7 +72,7 @@ def test_rows_are_taken_only_where_the_payload_is_the_cache(engine, cache):
 
 
 def test_positions_that_are_not_held_are_refused_and_not_cut_short(cache):
-    rows = NativeRows(cache)
+    rows = NativeRows(cache, TOKENS)
     first, end = cache.first_token(0), cache.capacity
     length = 2 * cache.layers[0].kv_heads * cache.layers[0].head_dim
     payload = np.zeros(2 * length, np.uint8)
@@ -81,3 +81,37 @@ def test_positions_that_are_not_held_are_refused_and_not_cut_short(cache):
         piece = TensorSlice(0, "K", start, stop, 0, 2 * length)
         with pytest.raises(IndexError, match="layer 0 holds positions"):
             rows.gather((piece,), payload)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_views_are_the_bytes_of_the_payload(family):
+    engine = tiny_engine(family, dtype=torch.bfloat16)
+    source = engine.open_cache(TOKENS, 7, whole=True)
+    for layer in range(len(source.layers)):
+        for kind in ("K", "V"):
+            rows = source.tensor(layer, kind, 0, source.capacity)
+            rows.copy_(torch.randn(rows.shape, generator=torch.Generator().manual_seed(layer)))
+    header = header_of(engine, "native")
+    target = engine.open_cache(TOKENS, 3, whole=False)
+    encoder, installer = (
+        ChunkEncoder(engine, header, source),
+        ChunkInstaller(engine, header, target),
+    )
+    # Views that were taken while the prefill ran stay good when it ends and hides what slid past.
+    source.set_length(TOKENS)
+    source.use_window()
+    for block, run in header.layout.chunks():
+        copied = b"".join(encoder.encode(block, run))
+        views = encoder.encode(block, run, in_place=True)
+        assert len(views) > 1
+        assert b"".join(views) == copied
+        at = 0
+        for place in installer.place(block, run):
+            place[:] = copied[at : at + place.nbytes]
+            at += place.nbytes
+        assert at == len(copied)
+    for layer in range(len(source.layers)):
+        first = target.first_token(layer)
+        for kind in ("K", "V"):
+            sent, arrived = (c.tensor(layer, kind, first, TOKENS) for c in (source, target))
+            assert torch.equal(sent, arrived)

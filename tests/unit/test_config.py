@@ -47,7 +47,15 @@ SENDER_ONLY = [
     "receivers", "codec", "stream", "block_tokens", "lease", "link_rate", "data_planes",
     "capture_dir", "capture_budget",
 ]  # fmt: skip
-RECEIVER_ONLY = ["data.enabled", "data.port", "max_lease", "overlap", "mappers", "allow_failed_gate", "default_wait"]
+RECEIVER_ONLY = [
+    "data.enabled",
+    "data.port",
+    "max_lease",
+    "overlap",
+    "mappers",
+    "allow_failed_gate",
+    "default_wait",
+]
 
 OTHER_VALUES = {
     "model.name": "/models/x",
@@ -81,8 +89,11 @@ OTHER_VALUES = {
     "block_tokens": 128,
     "lease": "5s",
     "link_rate": "1GB/s",
+    "data_planes": ["grpc"],
     "capture_dir": "/captures",
     "capture_budget": "1GiB",
+    "data.enabled": False,
+    "data.port": 7999,
     "max_lease": "1m",
     "overlap": "copy",
     "mappers": ["/mappers/a"],

@@ -18,6 +18,7 @@ from cachelink_core.cli.output import console, facts, print_json, reporting
 from cachelink_core.cli.ping import ping
 from cachelink_core.cli.pipeline import pipeline
 from cachelink_core.cli.plan import plan
+from cachelink_core.cli.timeline import timeline
 from cachelink_core.cli.versions import versions
 from cachelink_core.fit.cli_commands import fit_command, solve_command
 from cachelink_core.fit.train_commands import convert_command, gate_command, train_command
@@ -59,6 +60,7 @@ _COMMANDS: Final = (
     (evict, "evict", "Drop caches from a node."),
     (ping, "ping", "Show what two nodes are, and whether they fit."),
     (plan, "plan", "Predict transfer and re-reading for a prefix length, and where they cross."),
+    (timeline, "timeline", "Draw a handoff's receipt: when each block passed each stage."),
     (inspect, "inspect", "Show what a manifest, a spilled cache or a mapper holds."),
     (verify, "verify", "Check a manifest, a spilled cache or a mapper."),
     (reporting(fit_command), "fit", "Fit a mapper from one model's cache to another's."),

@@ -36,18 +36,21 @@ def model(tmp_path_factory):
 def test_every_way_of_a_round_is_measured_and_judged(model, tmp_path, capsys, monkeypatch):
     parts = [str(ROOT / part) for part in ("", "sender", "receiver", "bench")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(parts))  # of the daemons
-    out = tmp_path / "out.json"
-    assert bench.main(["overlap", "--smoke", "--model", str(model), "--json", str(out)]) == 0
+    out, base = tmp_path / "out.json", tmp_path / "timeline"
+    argv = ["overlap", "--smoke", "--model", model, "--json", out, "--timeline", base]
+    assert bench.main([str(part) for part in argv]) == 0
     shown = capsys.readouterr().out
     for word in ("| native", "speed-up", "after last block"):
         assert word in shown
     document = json.loads(out.read_text())
-    runs = {run["way"]: run for run in document["runs"]}
-    assert set(runs) == {"prefill", "link", "overlap", "serial"}
-    assert len(runs["overlap"]["prefilled_at_s"]) == BLOCKS
-    assert runs["overlap"]["wire_bytes"] == runs["link"]["wire_bytes"] > 0
+    receipts = {run["way"]: run["receipt"] for run in document["runs"]}
+    assert set(receipts) == {"prefill", "link", "overlap", "serial"}
+    assert len(receipts["overlap"]["timeline"]["prefilled_at_s"]) == BLOCKS
+    assert receipts["overlap"]["wire_bytes"] == receipts["link"]["wire_bytes"] > 0
     # One stage after another: all blocks were prefilled before Reserve was answered.
-    assert max(runs["serial"]["prefilled_at_s"]) < 0
+    assert max(receipts["serial"]["timeline"]["prefilled_at_s"]) < 0
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
     (row,) = document["rows"]
     assert row["spreads"]["total_s"]["median"] > 0
     assert row["rate_bits"] >= 1_000_000

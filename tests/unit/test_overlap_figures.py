@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cachelink_bench.overlap.figures import figures, make_rows
+from cachelink_bench.overlap.figures import figures, make_rows, typical
 from cachelink_bench.overlap.tables import rows_text, verdict_text
 from cachelink_bench.overlap.task import Run
+from cachelink_core.rpc.types import Receipt, Timeline
 
 BLOCKS = 4
 RESERVE_S = 0.25
@@ -15,8 +16,13 @@ RESERVE_S = 0.25
 
 
 def a_run(way: str, push_s: float = 0.0, ready_s=(), number: int = 0, **phases: float) -> Run:
-    given = {"push": push_s, "prefill": 4.0, "load_busy": 0.0, "transform": 0.0, **phases}
-    return Run(number, "native", 1.0, way, 8_000_000, 1_000, given, tuple(ready_s))
+    receipt = Receipt(
+        handoff_id="h", cache_id="c", sender_cache_id="s", tokens=BLOCKS, prefilled_tokens=BLOCKS,
+        codec="native", trust="exact", wire_bytes=1_000,
+        phases={"push": push_s, "prefill": 4.0, "load_busy": 0.0, "transform": 0.0, **phases},
+        timeline=Timeline(prefilled_at_s=tuple(ready_s)),
+    )  # fmt: skip
+    return Run(number, "native", 1.0, way, 8_000_000, receipt)
 
 
 def ways(link_s: float, received_s: float, number: int = 0, **phases: float) -> dict[str, Run]:
@@ -84,3 +90,12 @@ def test_rows_are_sorted_from_slow_links_to_fast_ones_and_judged_by_what_applies
         (0.5, "entry_blocks"),
         (2.0, "tail_blocks"),
     ]
+
+
+def test_the_typical_handoff_is_the_median_at_the_ratio_nearest_to_one():
+    runs = []
+    for ratio in (0.5, 1.1, 2.0):
+        for number, received_s in enumerate((9.0, 7.0, 8.0)):
+            made = ways(2.0, received_s + ratio, number).values()
+            runs += [msgspec.structs.replace(run, ratio=ratio) for run in made]
+    assert typical(runs).phases["push"] == 8.0 + 1.1

@@ -19,7 +19,7 @@ from cachelink_bench.emulation.namespaces import EmulatedLink, emulated_link
 from cachelink_bench.emulation.spec import parse_link
 from cachelink_bench.emulation.system_commands import check_tools
 from cachelink_bench.environment import environment
-from cachelink_bench.overlap.figures import Row, make_rows
+from cachelink_bench.overlap.figures import Row, make_rows, typical
 from cachelink_bench.overlap.nodes import OVERLAP_DAEMONS, SERIAL_DAEMONS, Cores, pinned_nodes
 from cachelink_bench.overlap.tables import LEGEND, rows_text, verdict_text
 from cachelink_bench.overlap.task import Case, Measured, Nodes, Run, Task
@@ -27,6 +27,8 @@ from cachelink_bench.report import load_average, load_text
 from cachelink_core import limits, logs, texts
 from cachelink_core.atomic_write import new_file
 from cachelink_core.cli.demo.daemons import ended_by_sigterm
+from cachelink_core.cli.timeline import write_trace
+from cachelink_core.cli.timeline_plot import draw_timeline
 from cachelink_core.engine.gguf_model import converted_folder, demo_gguf
 from cachelink_core.engine.loading import load_engine, set_threads
 from cachelink_core.errors import CacheLinkError, ConfigError, InternalError
@@ -90,6 +92,8 @@ def main(argv: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
+    if options.timeline:
+        _draw(options.timeline, document.runs)
     if options.json:
         with new_file(options.json) as aside:
             aside.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
@@ -108,6 +112,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--ratios", default="0.5,1,2", help="prefill seconds over link seconds")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--smoke", action="store_true", help="one short round")
+    parser.add_argument(
+        "--timeline", type=Path, metavar="BASE",
+        help="write BASE.json and BASE.png: a typical handoff of the first case, link as the prefill",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
     options = parser.parse_args(argv)
     if options.smoke:
@@ -163,6 +171,12 @@ def _run(options: argparse.Namespace, command: str) -> Document:
         rows=rows,
         runs=measured.runs,
     )
+
+
+def _draw(base: Path, runs: Sequence[Run]) -> None:
+    receipt = typical(runs)
+    write_trace(receipt, base.with_name(f"{base.name}.json"))
+    draw_timeline(receipt, base.with_name(f"{base.name}.png"))
 
 
 def _measured(options: argparse.Namespace, cores: Cores, folder: Path) -> Measured:

@@ -9,6 +9,7 @@ share is the receipt, whose arrival ends the handoff.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -17,6 +18,7 @@ import msgspec
 from cachelink_bench.overlap.task import Run
 from cachelink_bench.statistics import Spread
 from cachelink_core.errors import InternalError
+from cachelink_core.rpc.types import Receipt
 
 TAIL_TARGET: Final = 2.0
 """Blocks of link time from the last block's prefill to Installed, at most."""
@@ -135,7 +137,7 @@ def make_rows(runs: Iterable[Run], mapped: Sequence[str]) -> tuple[Row, ...]:
                 case=case,
                 ratio=ratio,
                 rate_bits=moved.rate_bits,
-                wire_bytes=moved.wire_bytes,
+                wire_bytes=moved.receipt.wire_bytes,
                 spreads=spreads,
                 target="entry_blocks" if bound else "tail_blocks",
             )
@@ -150,8 +152,8 @@ def figures(ways: dict[str, Run], *, mapped: bool) -> Figures:
         ways: its runs, all four.
         mapped: whether the receiver translates.
     """
-    alone, link, streamed = ways["prefill"], ways["link"], ways["overlap"]
-    link_s, ready_s = link.phases["push"], streamed.prefilled_at_s
+    alone, link, streamed = (ways[way].receipt for way in ("prefill", "link", "overlap"))
+    link_s, ready_s = link.phases["push"], streamed.timeline.prefilled_at_s
     block_s = link_s / len(ready_s)
     received_s = streamed.phases["push"]
     return Figures(
@@ -160,21 +162,38 @@ def figures(ways: dict[str, Run], *, mapped: bool) -> Figures:
         translate_s=link.phases["load_busy"] + link.phases["transform"] if mapped else 0.0,
         block_s=block_s,
         total_s=total_s(streamed),
-        serial_s=total_s(ways["serial"]),
+        serial_s=total_s(ways["serial"].receipt),
         after_prefill_s=received_s - ready_s[-1],
         after_entry_s=received_s - max(ready_s[-1], _through_s(ready_s[:-1], block_s)),
     )
 
 
-def total_s(run: Run) -> float:
+def total_s(receipt: Receipt) -> float:
     """From the begin of the prefill, which may be before Reserve, to the receipt.
 
     Raises:
-        InternalError: the receipt has no timeline.
+        InternalError: it has no timeline.
     """
-    if not run.prefilled_at_s:
-        raise InternalError(f"{run.way} of {run.case}: the receipt has no timeline")
-    return run.phases["push"] - run.prefilled_at_s[-1] + run.phases["prefill"]
+    ready_s = receipt.timeline.prefilled_at_s
+    if not ready_s:
+        raise InternalError(f"receipt of {receipt.handoff_id!r}: no timeline")
+    return receipt.phases["push"] - ready_s[-1] + receipt.phases["prefill"]
+
+
+def typical(runs: Iterable[Run], ratio: float = 1.0) -> Receipt:
+    """The receipt of the overlapping handoff that stands for the others.
+
+    It is the median by total (the lower one of two) of the first case's.
+
+    Args:
+        runs: of all rounds.
+        ratio: the nearest one there is counts.
+    """
+    streamed = [run for run in runs if run.way == "overlap"]
+    first = [run for run in streamed if run.case == streamed[0].case]
+    nearest = min((run.ratio for run in first), key=lambda each: abs(math.log(each / ratio)))
+    receipts = [run.receipt for run in first if run.ratio == nearest]
+    return sorted(receipts, key=total_s)[(len(receipts) - 1) // 2]
 
 
 def _through_s(ready_s: Sequence[float], block_s: float) -> float:

@@ -92,19 +92,7 @@ class Measurement:
         turn = number % len(ways)
         for way in ways[turn:] + ways[:turn]:
             for name, receipt in way(case).items():
-                self._runs.append(
-                    Run(
-                        round=number,
-                        case=case.name,
-                        ratio=ratio,
-                        way=name,
-                        rate_bits=rate_bits,
-                        wire_bytes=receipt.wire_bytes,
-                        phases=dict(receipt.phases),
-                        prefilled_at_s=receipt.timeline.prefilled_at_s,
-                        sent_at_s=receipt.timeline.sent_at_s,
-                    )
-                )
+                self._runs.append(Run(number, case.name, ratio, name, rate_bits, receipt))
         print(f"round {number + 1}: {case.name}, {ratio:g}", file=sys.stderr, flush=True)
 
     def _alone(self, case: Case) -> dict[Way, Receipt]:

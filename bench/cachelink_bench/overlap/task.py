@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
 from cachelink_bench.emulation.namespaces import EmulatedLink
+from cachelink_core.rpc.types import Receipt
 
 Way = Literal["prefill", "link", "overlap", "serial"]
-
-OVERLAP: Final = "overlap"
-SERIAL: Final = "serial"
-"""Receivers' names in their senders' lists begin with the mode."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -69,10 +66,7 @@ class Run(msgspec.Struct, frozen=True):
         ratio: of prefill to link that was aimed at.
         way: what ran.
         rate_bits: of the shaper, a second.
-        wire_bytes: of the payload; 0 for a prefill.
-        phases: of the receipt.
-        prefilled_at_s: of each block, from the reply to Reserve, sender's clock.
-        sent_at_s: likewise.
+        receipt: with the phases, and the times of each block.
     """
 
     round: int
@@ -80,10 +74,7 @@ class Run(msgspec.Struct, frozen=True):
     ratio: float
     way: Way
     rate_bits: int
-    wire_bytes: int
-    phases: dict[str, float]
-    prefilled_at_s: tuple[float, ...] = ()
-    sent_at_s: tuple[float, ...] = ()
+    receipt: Receipt
 
 
 class Measured(msgspec.Struct, frozen=True):

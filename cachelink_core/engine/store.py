@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from cachelink_core.codec_spec import TRUST_ORDER, Trust
+from cachelink_core.engine.sharing import alone, together
 from cachelink_core.engine.store_handles import Entry, Lease, Reservation
 from cachelink_core.engine.stored_cache import (
     Evicted,
@@ -25,11 +26,10 @@ from cachelink_core.engine.stored_cache import (
 )
 from cachelink_core.errors import (
     BudgetExceeded,
-    HandoffAborted,
     InternalError,
-    SlotsTaken,
     UnknownCache,
 )
+from cachelink_core.kv.branch import room_bytes
 
 
 class CacheStore:
@@ -153,23 +153,41 @@ class CacheStore:
             HandoffAborted: ``cancelled`` said so.
         """
         entry = self._pin(tenant, name)
-        turns = entry.turns
         try:
-            if not turns.acquire(timeout_s, cancelled):
-                if cancelled is not None and cancelled():
-                    raise HandoffAborted(f"cache {name}: the caller left while it waited")
-                raise SlotsTaken(
-                    f"cache {name} is answering another question; waited {timeout_s:g} s"
-                )
-            try:
+            with alone(name, entry.turns, entry.sharers, timeout_s, cancelled):
                 entry = self._current(entry)
                 held = Lease(entry, self._replace)
                 try:
                     yield held
                 finally:
                     entry = held.entry
-            finally:
-                turns.release()
+        finally:
+            self._unpin(entry)
+
+    @contextmanager
+    def share(
+        self, tenant: str, name: str, *, cancelled: Callable[[], bool] | None = None
+    ) -> Iterator[StoredCache]:
+        """Holds a cache for an answer that takes turns with others in the room behind it.
+
+        Their rows are in the budget from the second answer on. Where it has no room for them, an
+        answer waits until the others have ended.
+
+        Args:
+            tenant: whose.
+            name: a cache id or a handoff id.
+            cancelled: asked while waiting.
+
+        Raises:
+            UnknownCache: this tenant has none of that name.
+            HandoffAborted: ``cancelled`` said so.
+        """
+        entry = self._pin(tenant, name)
+        try:
+            size = room_bytes(entry.stored.cache)
+            with together(name, entry.turns, entry.sharers, lambda: self.reserve(size), cancelled):
+                entry = self._current(entry)
+                yield entry.stored
         finally:
             self._unpin(entry)
 
@@ -273,7 +291,7 @@ class CacheStore:
             old = self._entries.pop(entry.key, None)
             if old is not None:
                 entry.handoff_ids |= old.handoff_ids
-                entry.turns = old.turns
+                entry.turns, entry.sharers = old.turns, old.sharers
                 self._unlist(old)
             if stored.handoff_id:
                 entry.handoff_ids.add(stored.handoff_id)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from cachelink_core.engine.sharing import Sharers
 from cachelink_core.engine.stored_cache import StoredCache
 from cachelink_core.engine.turns import TurnQueue
 
@@ -22,6 +23,7 @@ class Entry:
         used_s: when somebody last took or let go of it.
         handoff_ids: every handoff that led to it.
         turns: orders the answers; the cache that replaces this one takes it over.
+        sharers: answers that take turns in the room behind it; taken over as well.
         pins: readers.
         listed: whether it can be found; if not, its last reader frees it.
     """
@@ -32,6 +34,7 @@ class Entry:
     used_s: float
     handoff_ids: set[str] = field(default_factory=set)
     turns: TurnQueue = field(default_factory=TurnQueue)
+    sharers: Sharers = field(default_factory=Sharers)
     pins: int = 0
     listed: bool = True
 

@@ -10,9 +10,10 @@ Axes: H KV heads, C capacity of one buffer in tokens, T tokens, D head dim.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from torch import Tensor
 from cachelink_core.codec_spec import DType, TensorKind
 from cachelink_core.identity import LayerGeometry
 from cachelink_core.kv.model_cache import model_cache
+
+if TYPE_CHECKING:
+    from cachelink_core.kv.branch import Branch
 
 TORCH_DTYPES: Final[dict[DType, torch.dtype]] = {
     "float32": torch.float32,
@@ -84,6 +88,21 @@ def _origin(layer: LayerGeometry, tokens: int, *, whole: bool) -> int:
     return 0 if whole else layer.first_token(tokens)
 
 
+class Room:
+    """The room behind a prefix, where several answers take turns; see ``kv/branch.py``.
+
+    Attributes:
+        lock: over whose rows lie there.
+        occupant: the answer whose rows those are, if it is one of several.
+    """
+
+    __slots__ = ("lock", "occupant")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.occupant: Branch | None = None
+
+
 class PrefixCache:
     """Keys and values of tokens ``[0, length)``, and free room up to ``capacity``.
 
@@ -96,6 +115,7 @@ class PrefixCache:
         device: of every buffer.
         capacity: absolute positions that fit.
         buffers: one per layer, for ``kv/model_cache.py`` only.
+        room: behind the prefix, for ``kv/branch.py`` only.
     """
 
     def __init__(self, dtype: DType, buffers: tuple[LayerBuffer, ...], capacity: int) -> None:
@@ -105,6 +125,7 @@ class PrefixCache:
         self.device: torch.device = buffers[0].keys.device
         self.capacity = capacity
         self.buffers = buffers
+        self.room = Room()
         self._length = 0
 
     @classmethod
@@ -233,6 +254,9 @@ class PrefixCache:
         copied.set_length(tokens)
         return copied
 
+    def activate(self) -> None:
+        """Before a forward, by who has the device: puts this cache's rows in place, if need be."""
+
     def for_model(self) -> Any:
         """A ``transformers.Cache`` over these buffers.
 
@@ -257,4 +281,4 @@ def _copy_rows(rows: Tensor, capacity: int) -> Tensor:
     return copy
 
 
-__all__ = ["TORCH_DTYPES", "LayerBuffer", "PrefixCache", "cache_bytes"]
+__all__ = ["TORCH_DTYPES", "LayerBuffer", "PrefixCache", "Room", "cache_bytes"]

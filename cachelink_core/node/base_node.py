@@ -72,7 +72,7 @@ class BaseNode:
                 measured=parts.measured,
                 answers=lambda: parts.answers.in_use,
                 block_tokens=block_tokens,
-                copies=overlap == "copy",
+                in_line=overlap == "wait",
             ),
             metrics=parts.metrics,
             headroom_tokens=headroom,

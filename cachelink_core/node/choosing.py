@@ -81,7 +81,7 @@ class Chooser:
         measured: Measured,
         answers: Callable[[], int],
         block_tokens: int,
-        copies: bool,
+        in_line: bool,
     ) -> None:
         """Binds the node's parts.
 
@@ -93,14 +93,14 @@ class Chooser:
             measured: what it decides on.
             answers: under way at this node, the one that asks included.
             block_tokens: the prefill schedule.
-            copies: whether a busy cache is copied rather than waited for.
+            in_line: whether questions to one cache wait for each other's end.
         """
         self._store = store
         self._memory = memory
         self._arrivals = arrivals
         self._measured = measured
         self._answers = answers
-        self._copies = copies
+        self._in_line = in_line
         self._dtype = engine.identity.dtype
         self._shape = shape_of(engine.identity.layers, engine.identity.dtype, block_tokens)
 
@@ -140,7 +140,7 @@ class Chooser:
             for listed in self._store.list(tenant)
             if listed.stored.cache_id == entry.cache_id
         ]
-        turns = 0 if self._copies else sum(readers)
+        turns = sum(readers) if self._in_line else 0
         return _Seen(Prefix(entry.ids, entry.frame), entry.trust, entry.codec, 0.0, turns)
 
     def _gone(self, name: str, tenant: str, waited_s: float) -> Choice:
@@ -197,7 +197,8 @@ class Chooser:
         Answers in line for one cache do not use the device, and neither does the one that asks.
         """
         own = self._measured.snapshot()
-        queued = sum(max(0, listed.pins - 1) for listed in self._store.list())
+        lines = self._store.list() if self._in_line else ()
+        queued = sum(max(0, listed.pins - 1) for listed in lines)
         load = Load(receiver_answers=max(0, self._answers() - 1 - queued))
         measures = measures_of((), own, "", load=load, link_bytes_per_s=1.0)
         return msgspec.structs.replace(measures, assumed=())

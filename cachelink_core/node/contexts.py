@@ -13,6 +13,7 @@ from cachelink_core.engine.base import Engine, Prefix
 from cachelink_core.engine.header_memory import HeaderMemory
 from cachelink_core.engine.store import CacheStore, StoredCache
 from cachelink_core.errors import (
+    BudgetExceeded,
     CacheLinkError,
     HeadroomExceeded,
     InsufficientTrust,
@@ -21,6 +22,7 @@ from cachelink_core.errors import (
     StillInTransfer,
     UnknownCache,
 )
+from cachelink_core.kv.branch import Branch
 from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.manifest import QueryFrame
 from cachelink_core.metrics import Metrics
@@ -32,7 +34,9 @@ from cachelink_core.planner import Plan
 from cachelink_core.rpc.handlers import Call
 from cachelink_core.rpc.types import AnswerRequest, HeldCache, HeldHandoff, Path
 
-OverlapPolicy = Literal["wait", "copy"]
+OverlapPolicy = Literal["share", "wait", "copy"]
+"""What a question does that finds its cache busy: take turns with the others token by token, wait
+until they have ended, or take a copy."""
 
 
 @dataclass
@@ -271,30 +275,54 @@ class Contexts:
 
     @contextmanager
     def _writable(self, name: str, call: Call) -> Iterator[tuple[StoredCache, PrefixCache]]:
-        """The entry's own cache in turn, or a copy when another answer has it and policy says so."""
-        copies = self._overlap == "copy"
+        """The entry and a cache of its prefix that this answer alone sees itself write to.
+
+        By policy a share of the entry's own, a copy if another answer has it and the budget allows,
+        or the entry's own in turn.
+        """
         with ExitStack() as stack:
-            try:
-                lease = stack.enter_context(
-                    self._store.lease(
-                        call.tenant,
-                        name,
-                        timeout_s=0.0 if copies else None,
-                        cancelled=None if copies else call.cancelled,
-                    )
+            entry: StoredCache
+            if self._overlap == "share":
+                entry = stack.enter_context(
+                    self._store.share(call.tenant, name, cancelled=call.cancelled)
                 )
-            except SlotsTaken:
-                entry = stack.enter_context(self._store.pin(call.tenant, name))
+                branch = Branch(entry.cache)
+                stack.callback(branch.close)
                 self._metrics.cache_hits.inc()
-                tokens = len(entry.ids)
-                size = self._engine.cache_bytes(tokens, self._headroom_tokens, whole=True)
-                stack.enter_context(self._store.reserve(size))
-                yield entry, entry.cache.copy(tokens, self._headroom_tokens)
+                yield entry, branch
                 return
+            copied = self._copied(stack, name, call) if self._overlap == "copy" else None
+            if copied is None:
+                copied = self._own(stack, name, call, timeout_s=None)
             self._metrics.cache_hits.inc()
-            entry = lease.stored
-            stack.callback(entry.cache.truncate, len(entry.ids))
-            yield entry, entry.cache
+            yield copied
+
+    def _own(
+        self, stack: ExitStack, name: str, call: Call, *, timeout_s: float | None
+    ) -> tuple[StoredCache, PrefixCache]:
+        """The entry's own cache, in turn."""
+        lease = stack.enter_context(
+            self._store.lease(call.tenant, name, timeout_s=timeout_s, cancelled=call.cancelled)
+        )
+        entry = lease.stored
+        stack.callback(entry.cache.truncate, len(entry.ids))
+        return entry, entry.cache
+
+    def _copied(
+        self, stack: ExitStack, name: str, call: Call
+    ) -> tuple[StoredCache, PrefixCache] | None:
+        """The entry's own if nobody has it, else a copy; None if the budget has no room for one."""
+        try:
+            return self._own(stack, name, call, timeout_s=0.0)
+        except SlotsTaken:
+            entry = stack.enter_context(self._store.pin(call.tenant, name))
+        tokens = len(entry.ids)
+        size = self._engine.cache_bytes(tokens, self._headroom_tokens, whole=True)
+        try:
+            stack.enter_context(self._store.reserve(size))
+        except BudgetExceeded:
+            return None
+        return entry, entry.cache.copy(tokens, self._headroom_tokens)
 
     @contextmanager
     def _read(self, prefix: Prefix, room: int, why: str, call: Call) -> Iterator[Opened]:

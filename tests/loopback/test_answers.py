@@ -118,11 +118,23 @@ def test_two_questions_at_once_both_get_right_answers(pair):
     assert alone[0] != alone[1]
 
 
-def test_two_questions_at_once_by_copy(engines):
-    with pair_of(
-        engines("llama"), engines("llama", side="receiver"), receiver_config={"overlap": "copy"}
-    ) as pair:
+@pytest.mark.parametrize("overlap", ["wait", "copy"])
+def test_two_questions_at_once_by_another_policy(engines, overlap):
+    config = {"overlap": overlap}
+    sending, receiving = engines("llama"), engines("llama", side="receiver")
+    with pair_of(sending, receiving, receiver_config=config) as pair:
         test_two_questions_at_once_both_get_right_answers(pair)
+
+
+@pytest.mark.parametrize("overlap", ["share", "copy"])
+def test_without_room_in_the_budget_questions_wait_and_are_right(engines, overlap):
+    sending, receiving = engines("llama"), engines("llama", side="receiver")
+    with pair_of(sending, receiving) as pair:
+        used = handed(pair) and pair.ask_receiver.caches().used_bytes
+    config = {"overlap": overlap, "store": {"budget": f"{used + 1000}B"}}
+    with pair_of(sending, receiving, receiver_config=config) as pair:
+        test_two_questions_at_once_both_get_right_answers(pair)
+        assert pair.ask_receiver.caches().used_bytes == used
 
 
 def test_an_answer_waits_for_a_handoff_that_is_arriving(pair):

@@ -214,8 +214,21 @@ def test_a_reservation_whose_sender_never_comes_is_not_waited_for_longer_than_re
     assert 0.1 < final.phases["wait"] < 6.0
 
 
-def test_a_cache_with_a_long_line_before_it_is_read_again(fresh):
+@pytest.fixture
+def in_line(engines):
+    """A pair whose receiver answers one question to a cache after the other."""
+    with pair_of(
+        engines("llama"),
+        engines("llama", side="receiver"),
+        sender_config={"block_tokens": 128},
+        receiver_config={"overlap": "wait"},
+    ) as pair:
+        yield pair
+
+
+def test_a_cache_with_a_long_line_before_it_is_read_again(in_line):
     """Answers to one cache go one after the other; reading does not stand in that line."""
+    fresh = in_line
     receipt = fresh.ask_sender.handoff(TokenIds(LONG), "local", codec="int8")
     parts = fresh.receiver_node.parts
     slow_prefill(fresh.receiver_node, 1e-5)

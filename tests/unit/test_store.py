@@ -19,6 +19,7 @@ from cachelink_core.errors import (
     UnknownCache,
 )
 from cachelink_core.identity import LayerGeometry, ModelIdentity
+from cachelink_core.kv.branch import room_bytes
 from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.manifest import QueryFrame
 
@@ -542,6 +543,77 @@ def test_a_turn_queue_survives_those_who_give_up():
     assert turns.acquire(timeout_s=0)
 
 
+# --- shares ---
+
+
+def test_shares_reserve_from_the_second_on_and_give_it_back():
+    store = CacheStore(10 * UNIT)
+    cache = put(store, "x", 4).cache
+    cache.set_length(3)
+    own = room_bytes(cache)
+    assert own == UNIT
+    with store.share("a", "x"):
+        assert store.stats().reserved_bytes == 0
+        with store.share("a", "h-x"):
+            assert store.stats().reserved_bytes == 2 * own
+            with store.share("a", "x"):
+                assert store.stats().reserved_bytes == 3 * own
+        # The first keeps the bytes of rows that it may have saved.
+        assert store.stats().reserved_bytes == own
+    assert store.stats().reserved_bytes == store.stats().pinned_bytes == 0
+
+
+def test_a_share_without_room_waits_for_the_others_and_keeps_its_place():
+    store = CacheStore(4 * UNIT)
+    put(store, "x", 4)
+    order: list[str] = []
+
+    def ask(name: str) -> None:
+        with store.share("a", "x"):
+            order.append(name)
+
+    with ThreadPoolExecutor(2) as pool:
+        with store.share("a", "x"):
+            waiting = [pool.submit(ask, "second")]
+            wait_until_queued(store, 1)
+            waiting.append(pool.submit(ask, "third"))
+            wait_until_queued(store, 2)
+            assert order == []
+        for done in waiting:
+            done.result(timeout=30)
+    assert order == ["second", "third"]
+    assert store.stats().reserved_bytes == 0
+
+
+def test_a_lease_waits_for_every_share_and_shares_wait_for_it():
+    store = CacheStore(10 * UNIT)
+    put(store, "x", 4)
+    with store.share("a", "x"), pytest.raises(SlotsTaken), store.lease("a", "x", timeout_s=0):
+        pass
+    with (
+        store.lease("a", "x"),
+        pytest.raises(HandoffAborted),
+        store.share("a", "x", cancelled=lambda: True),
+    ):
+        pass
+    with store.lease("a", "x", timeout_s=0):
+        pass
+    assert store.list()[0].pins == 0
+
+
+def test_a_waiting_share_is_cancelled():
+    store = CacheStore(4 * UNIT)
+    put(store, "x", 4)
+    with (
+        store.share("a", "x"),
+        pytest.raises(HandoffAborted, match="left"),
+        store.share("a", "x", cancelled=lambda: True),
+    ):
+        pass
+    with store.share("a", "x"):
+        pass
+
+
 # --- threads ---
 
 
@@ -584,6 +656,9 @@ def one_step(store: CacheStore, chance: random.Random) -> None:
             case 2:
                 with store.lease(tenant, f"h-{name}", timeout_s=5) as lease:
                     lease.stored.cache.tensor(0, "V", 0, 1).fill_(1)
+            case 3 if chance.random() < 0.5:
+                with store.share(tenant, name) as found:
+                    found.cache.tensor(0, "V", 0, 1)
             case 3:
                 store.evict(tenant, name)
             case _:

@@ -69,6 +69,7 @@ class ModelRunner:
         begin = cache.length
         with self.executor.turn(urgent=urgent) as turn, torch.inference_mode():
             counted = self._model_tokens
+            cache.activate()
             try:
                 logits = self._run(cache, ids, every_logit=every_logit)
             except BaseException:

@@ -91,10 +91,14 @@ def _run(options: argparse.Namespace, command: str) -> Document:
         for case in cases:
             folder = Path(scratch) if case.subject == "tiny" else _kept()
             prefix = make_prefix(case, options.model, folder)
-            settle_s = 0.0 if options.smoke else options.settle
             measured[case.name] = measure(
-                case, prefix, planes, settle_s=settle_s, load_before=load
-            )  # fmt: skip
+                case,
+                prefix,
+                planes,
+                captures=folder / "captured",
+                settle_s=0.0 if options.smoke else options.settle,
+                load_before=load,
+            )
     rows = [row for case in cases for row in make_rows(case, measured[case.name])]
     print(f"{conditions_text(measured)}\n\n{rows_text(rows)}", flush=True)
     return Document(
@@ -109,5 +113,5 @@ def _run(options: argparse.Namespace, command: str) -> Document:
 
 
 def _kept() -> Path:
-    """Where models of random weights stay from run to run."""
-    return Path(platformdirs.user_cache_dir("cachelink")) / "bench" / "models"
+    """Where captured caches and models of random weights stay from run to run."""
+    return Path(platformdirs.user_cache_dir("cachelink")) / "bench"

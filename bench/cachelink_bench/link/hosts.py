@@ -69,7 +69,12 @@ class Hosts:
 
 @contextmanager
 def started(
-    link: EmulatedLink, planes: Sequence[Plane], options: Sequence[str], logs: Path
+    link: EmulatedLink,
+    planes: Sequence[Plane],
+    options: Sequence[str],
+    *,
+    captures: Path,
+    logs: Path,
 ) -> Iterator[Hosts]:
     """Starts everything, and ends it with the ``with``.
 
@@ -77,6 +82,7 @@ def started(
         link: between sender and receiver.
         planes: each gets a sender of its own.
         options: of all command lines.
+        captures: folder in which the senders find what was read before.
         logs: folder for the daemons' logs.
 
     Raises:
@@ -86,7 +92,7 @@ def started(
         receiver = stack.enter_context(emulated_receiver(link, options, logs))
         senders = {
             plane: stack.enter_context(
-                emulated_sender(link, [*options, "--data-planes", plane], logs, f"sender-{plane}")
+                emulated_sender(link, [*options, *_own(plane, captures)], logs, f"sender-{plane}")
             )
             for plane in planes
         }
@@ -99,3 +105,7 @@ def started(
         with Caller(link.within("sender")) as caller:
             yield Hosts(caller, receiver_address, receiver.pid, addresses)
         drain(receiver, *senders.values())
+
+
+def _own(plane: Plane, captures: Path) -> list[str]:
+    return ["--data-planes", plane, "--capture-dir", str(captures)]

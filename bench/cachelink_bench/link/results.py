@@ -8,6 +8,7 @@ import msgspec
 
 from cachelink_bench.link.cases import Case
 from cachelink_bench.link.rounds import Measured
+from cachelink_bench.link.socket_pair import NAME as SOCKET
 from cachelink_bench.report import QUIET_LOAD, table
 from cachelink_bench.statistics import Spread
 
@@ -19,7 +20,7 @@ class Row(msgspec.Struct, frozen=True):
 
     Attributes:
         case: its name.
-        plane: ``grpc`` or ``tcp``.
+        plane: ``grpc`` or ``tcp``, or ``socket`` for the plain copy beside them.
         payload_bytes: of one handoff.
         gbit_per_s: payload bits from the first payload frame to Installed.
         iperf_gbit_per_s: mean of the runs of iperf3 before and after each handoff's round.
@@ -91,11 +92,13 @@ def _row(case: Case, measured: Measured, plane: str) -> Row:
         sender_cpu_s_per_gb=Spread.of([run.sender_cpu_s / gigabytes for run in runs]),
         receiver_cpu_s_per_gb=Spread.of([run.receiver_cpu_s / gigabytes for run in runs]),
         target=case.target,
-        verdict=_verdict(case, share, measured.load_average),
+        verdict=_verdict(case, plane, share, measured.load_average),
     )
 
 
-def _verdict(case: Case, share: Spread, load: float) -> str:
+def _verdict(case: Case, plane: str, share: Spread, load: float) -> str:
+    if plane == SOCKET:
+        return "-"
     if not case.target:
         return "none: a smoke run"
     if load > QUIET_LOAD:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from cachelink_bench.emulation.namespaces import emulated_link
+from cachelink_bench.emulation.namespaces import EmulatedLink, emulated_link
 from cachelink_bench.emulation.probes import echo_s, iperf_gbit
 from cachelink_bench.link.caller import Moved
 from cachelink_bench.link.cases import Case
 from cachelink_bench.link.hosts import Hosts, Plane, started
+from cachelink_bench.link.socket_pair import NAME as SOCKET
+from cachelink_bench.link.socket_pair import SocketPair
 from cachelink_bench.link.subjects import Prefix
 from cachelink_bench.report import QUIET_LOAD, load_average
 
@@ -31,7 +34,7 @@ class Round(msgspec.Struct, frozen=True):
     Attributes:
         before_gbit: iperf3 before it.
         after_gbit: iperf3 after it, which is the next round's before.
-        moved: plane → its handoff.
+        moved: plane → its handoff; ``socket`` → a plain copy of as many bytes.
     """
 
     before_gbit: float
@@ -60,14 +63,21 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def measure(
-    case: Case, prefix: Prefix, planes: Sequence[Plane], *, settle_s: float, load_before: float
+    case: Case,
+    prefix: Prefix,
+    planes: Sequence[Plane],
+    *,
+    captures: Path,
+    settle_s: float,
+    load_before: float,
 ) -> Measured:
-    """Runs a case from nothing to its figures; nothing of it is left behind.
+    """Runs a case from nothing to its figures; nothing of it but captured caches is left behind.
 
     Args:
         case: to run.
         prefix: that is handed over.
-        planes: that take turns, in an order that rotates.
+        planes: that take turns with a plain socket, in an order that rotates.
+        captures: folder of caches that were read before.
         settle_s: how long to wait at most for the load of prefill and warm-up to pass.
         load_before: when the command began.
 
@@ -78,27 +88,37 @@ def measure(
     with (
         tempfile.TemporaryDirectory(prefix="cachelink-link-") as logs,
         emulated_link(case.link) as on,
-        started(on, planes, options, Path(logs)) as hosts,
+        started(on, planes, options, captures=captures, logs=Path(logs)) as hosts,
     ):
         _say(f"{case.name}: reading {len(prefix.ids)} tokens and warming up")
         held = {plane: hosts.hold(plane, prefix.ids) for plane in planes}
         # Nobody asks a model whose cache alone is of interest.
         payload_bytes = _warm_up(hosts, held, compare=case.subject != "wide")
-        load = _settled(settle_s)
-        rounds: list[Round] = []
-        before = iperf_gbit(on, payload_bytes=payload_bytes)
-        for number in range(case.rounds):
-            turn = number % len(planes)
-            moved: dict[str, Moved] = {
-                plane: hosts.move(plane, held[plane]) for plane in (*planes[turn:], *planes[:turn])
+        with SocketPair(on, payload_bytes) as socket_pair:
+            arms: dict[str, Callable[[], Moved]] = {
+                plane: partial(hosts.move, plane, cache_id) for plane, cache_id in held.items()
             }
-            after = iperf_gbit(on, payload_bytes=payload_bytes)
-            rounds.append(Round(before, after, moved))
-            before = after
-            _say(f"{case.name}: round {number + 1} of {case.rounds}")
-        return Measured(
-            on.shaper, echo_s(on), len(prefix.ids), load_before, load, tuple(rounds)
-        )  # fmt: skip
+            arms[SOCKET] = socket_pair.copy
+            socket_pair.copy()
+            load = _settled(settle_s)
+            rounds = _rounds(case, on, arms, payload_bytes)
+        return Measured(on.shaper, echo_s(on), len(prefix.ids), load_before, load, rounds)
+
+
+def _rounds(
+    case: Case, on: EmulatedLink, arms: dict[str, Callable[[], Moved]], payload_bytes: int
+) -> tuple[Round, ...]:
+    rounds: list[Round] = []
+    before = iperf_gbit(on, payload_bytes=payload_bytes)
+    for number in range(case.rounds):
+        names = list(arms)
+        turn = number % len(names)
+        moved = {name: arms[name]() for name in (*names[turn:], *names[:turn])}
+        after = iperf_gbit(on, payload_bytes=payload_bytes)
+        rounds.append(Round(before, after, {name: moved[name] for name in names}))
+        before = after
+        _say(f"{case.name}: round {number + 1} of {case.rounds}")
+    return tuple(rounds)
 
 
 def _warm_up(hosts: Hosts, held: dict[Plane, str], *, compare: bool) -> int:

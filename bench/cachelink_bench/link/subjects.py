@@ -38,14 +38,14 @@ def make_prefix(case: Case, model: str, folder: Path) -> Prefix:
     Args:
         case: to be run.
         model: the real one, for cases that move its cache.
-        folder: for models of random weights.
+        folder: in which models of random weights are made.
 
     Raises:
         ConfigError: texts or window are shorter than the case's tokens.
         CacheLinkError: the model cannot be loaded.
     """
     if case.subject == "wide":
-        model = str(wide_kv_folder(folder))
+        model = str(wide_kv_folder(folder / "models"))
     if case.subject == "tiny":
         model = str(save_tiny("llama", folder / "tiny", dtype=torch.bfloat16))
     engine = load_engine(model, device="cpu")

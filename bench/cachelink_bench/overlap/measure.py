@@ -73,11 +73,11 @@ class Measurement:
         """Payload bytes of each case, and the seconds of a prefill alone."""
         self._set_rate(_WARM_RATE_BITS)
         wire_bytes = {}
-        for case in self._task.cases:
-            for clients in (self._serial, self._overlap):
-                receipt = clients.handoff(self._ids, case)
-                clients.sender.evict(receipt.sender_cache_id)
-            wire_bytes[case.name] = receipt.wire_bytes
+        for clients in (self._serial, self._overlap):
+            held = clients.sender.prefill(self._ids, deadline_s=_DEADLINE_S).sender_cache_id
+            for case in self._task.cases:
+                wire_bytes[case.name] = clients.handoff(HeldCache(held), case).wire_bytes
+            clients.sender.evict(held)
         times_s = []
         for _ in range(_PREFILLS):
             prefilled = self._overlap.sender.prefill(self._ids, deadline_s=_DEADLINE_S)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from cachelink_core.engine.loading import load_engine
 from cachelink_core.engine.transformers_engine import TransformersEngine
@@ -33,6 +34,7 @@ def plant_pair(engine: TransformersEngine, source: Path, folder: Path) -> Plante
         source: the model's folder.
         folder: existing; both are written below it.
     """
+    logging.disable_progress_bar()
     model, mapper = folder / "twin", folder / "mapper"
     # Read anew: an engine's model has hooks, which a copy would share.
     original = AutoModelForCausalLM.from_pretrained(

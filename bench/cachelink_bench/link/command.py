@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     logs.install("error", "console")
     try:
         with ended_by_sigterm():
-            document = _run(options, f"cachelink-bench link {shlex.join(argv)}")
+            document = _run(options)
     except CacheLinkError as error:
         print(f"cachelink-bench link: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
@@ -80,7 +80,7 @@ def _planes(text: str) -> tuple[Plane, ...]:
     return tuple(plane for plane in PLANES if plane in wanted)
 
 
-def _run(options: argparse.Namespace, command: str) -> Document:
+def _run(options: argparse.Namespace) -> Document:
     load = load_average()
     cases = (SMOKE,) if options.smoke else pick(options.cases, options.rounds)
     planes = _planes(options.planes)
@@ -104,12 +104,22 @@ def _run(options: argparse.Namespace, command: str) -> Document:
     return Document(
         format=FORMAT,
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        command=command,
+        command=_command(options),
         environment=environment(),
         planes=planes,
         cases=measured,
         rows=tuple(rows),
     )
+
+
+def _command(options: argparse.Namespace) -> str:
+    """What makes the same runs; where the result went is nobody's business."""
+    if options.smoke:
+        return "cachelink-bench link --smoke"
+    names = ("cases", "planes", "model", "rounds", "settle")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    words = (word for name, value in given.items() for word in (f"--{name}", str(value)))
+    return shlex.join(["cachelink-bench", "link", *words])
 
 
 def _kept() -> Path:

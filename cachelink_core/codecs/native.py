@@ -53,6 +53,26 @@ class NativeCodec(TensorCodec):
         )
         read_rows(np.frombuffer(payload, np.uint8), wire_dtype(self.spec, kind, self.dtype), out)
 
+    def encode_parts(self, tensor: Tensor, kind: TensorKind, start: int) -> list[Tensor]:  # noqa: ARG002
+        """The rows, gathered."""
+        rows = tensor.detach().to(TORCH_DTYPES[wire_dtype(self.spec, kind, self.dtype)])
+        return [flat_bytes(rows)]
+
+    def fault(
+        self, payload: memoryview, kind: TensorKind, start: int, shape: tuple[int, int, int]
+    ) -> str | None:
+        """Any bytes are rows."""
+        heads, tokens, dim = shape
+        check_length(
+            payload, encoded_bytes(self.spec, kind, self.dtype, heads, dim, start, start + tokens)
+        )
+        return None
+
+    def decode_from(self, raw: Tensor, kind: TensorKind, start: int, out: Tensor) -> None:  # noqa: ARG002
+        """Scatters the rows, through a cast where the dtypes differ."""
+        wire = TORCH_DTYPES[wire_dtype(self.spec, kind, self.dtype)]
+        out.copy_(numbers(raw, wire).view(out.shape))
+
 
 def check_length(payload: memoryview, expected: int) -> None:
     """Compares a payload's length with its plan.
@@ -68,6 +88,17 @@ def byte_view(rows: Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, not copied."""
     flat: Bytes = rows.reshape(-1).view(torch.uint8).numpy()
     return flat.data
+
+
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor ``[B]`` where it lies, gathered if they do not lie together."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def numbers(raw: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes ``[B]`` as numbers, copied only where their address does not suit ``dtype``."""
+    aligned = raw.storage_offset() % dtype.itemsize == 0
+    return (raw if aligned else raw.clone()).view(dtype)
 
 
 def read_rows(raw: Bytes, dtype: DType, out: Tensor) -> None:

@@ -102,6 +102,12 @@ class SourceBlock:
             pieces.append(self._rows[kind][:, self._offsets[first] : self._offsets[last + 1]])
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
+    def finite(self) -> Tensor:
+        """Whether the whole block is finite: a bool on the device, which nobody waits for."""
+        # One reduction a kind without a copy; NaN and infinity survive it.
+        ends = [end for rows in self._rows.values() for end in torch.aminmax(rows)]
+        return torch.isfinite(torch.stack(ends)).all()
+
     def check_finite(self) -> None:
         """Refuses a block that would poison the receiver's cache.
 

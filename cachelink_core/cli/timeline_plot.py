@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cachelink_core.cli.timeline_spans import STAGES, Side, Span, Spans, make_spans
+from cachelink_core.cli.timeline_spans import STAGES, Side, Span, Spans, Stage, make_spans
 from cachelink_core.errors import ConfigError, InvalidRequest
 from cachelink_core.rpc.types import Receipt
 
@@ -16,8 +16,11 @@ _HEIGHT: Final = 0.72
 _LEAST_LABEL: Final = 0.018
 """Share of the width below which a bar has no number in it."""
 
-_LEAST_BAR: Final = 0.0015
+_LEAST_BAR: Final = 0.003
 """Share of the width below which a bar is drawn wider than it is, so that it can be seen."""
+
+_LABELS: Final[dict[Stage, str]] = {"verify": "receive,\nverify"}
+"""Rows whose stage waits for the bytes as well."""
 
 _COLOURS: Final = "cividis"
 """From dark to light for every reader, with colours or without."""
@@ -66,7 +69,7 @@ def _draw_side(axes: Axes, side: Side, spans: Spans) -> None:
     if side == "sender":
         _draw_receipt(axes, stages.index("send"), spans)
     axes.axvline(0.0, color="black", linewidth=0.8, linestyle=":", zorder=0)
-    axes.set_yticks(range(len(stages)), stages)
+    axes.set_yticks(range(len(stages)), [_LABELS.get(stage, stage) for stage in stages])
     axes.set_ylim(len(stages) - 0.4, -0.6)
     axes.set_xlim(spans.first_s - 0.01 * width_s, spans.last_s + 0.01 * width_s)
     axes.set_xlabel(f"seconds since the reply to Reserve, {side}'s clock")
@@ -82,7 +85,9 @@ def _draw_bar(axes: Axes, row: int, span: Span, shade: tuple[float, ...], width_
     seconds = span.end_s - span.begin_s
     drawn = max(seconds, _LEAST_BAR * width_s)
     left = span.end_s - drawn
-    axes.barh(row, drawn, _HEIGHT, left, color=shade, edgecolor="white", linewidth=0.4)
+    # A white edge keeps neighbours apart, and would hide a bar that is hardly wider.
+    edge = "white" if seconds > _LEAST_LABEL * width_s else "none"
+    axes.barh(row, drawn, _HEIGHT, left, color=shade, edgecolor=edge, linewidth=0.4)
     if seconds > _LEAST_LABEL * width_s:
         luminance = 0.30 * shade[0] + 0.59 * shade[1] + 0.11 * shade[2]
         axes.text(

@@ -10,14 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import numpy as np
 
-from cachelink_core.codecs.native import Bytes
 from cachelink_core.limits import MIB
 from cachelink_core.rpc.channel import open_channel, server_options
+
+if TYPE_CHECKING:  # it would load torch
+    from cachelink_core.codecs.native import Bytes
 
 _SERVICE: Final = "bench.Bare"
 _METHOD: Final = f"/{_SERVICE}/Put"

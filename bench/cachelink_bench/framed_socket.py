@@ -11,13 +11,15 @@ import socket
 import struct
 import threading
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from xxhash import xxh3_128_digest
 
-from cachelink_core.codecs.native import Bytes
 from cachelink_core.errors import ChecksumMismatch
 from cachelink_core.limits import MIB
+
+if TYPE_CHECKING:  # it would load torch
+    from cachelink_core.codecs.native import Bytes
 
 _LENGTH: Final = struct.Struct("<Q")
 _DIGEST_BYTES: Final = 16

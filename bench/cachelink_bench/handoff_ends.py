@@ -24,9 +24,10 @@ from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.manifest import Header, encode_header
 from cachelink_core.metrics import Metrics
 from cachelink_core.node.parts import build_parts
+from cachelink_core.rpc.planes import Plane, open_plane
 from cachelink_core.rpc.server import Listen, build_server
 from cachelink_core.rpc.transfer_client import TransferClient
-from cachelink_core.rpc.transfer_types import Reservation
+from cachelink_core.rpc.transfer_types import Reservation, Scheme
 from cachelink_receiver.config import ReceiverConfig
 from cachelink_receiver.node import ReceiverNode
 from cachelink_sender.prefill_job import PrefillJob
@@ -111,7 +112,7 @@ class HandoffClient:
     """
 
     def __init__(
-        self, subject: Subject, address: str, codec: str = "native", plane: str = "grpc"
+        self, subject: Subject, address: str, codec: str = "native", plane: Scheme = "grpc"
     ) -> None:
         """Connects, and works out what must arrive.
 
@@ -123,7 +124,8 @@ class HandoffClient:
         """
         self._subject = subject
         self._codec = codec
-        self._plane = plane
+        self._scheme = plane
+        self._plane: Plane | None = None
         self._client = TransferClient(address)
         header = subject.header(codec)
         self.wire_bytes = header.layout.encoded_bytes
@@ -133,20 +135,18 @@ class HandoffClient:
         self._pump: Pump | None = None
 
     def reserve(self) -> None:
-        """The receiver checks an offer and allocates.
+        """The receiver checks an offer and allocates; the data plane is connected.
 
         Raises:
-            ConfigError: it offers no such data plane.
-            CacheLinkError: it refused.
+            ConfigError: the data plane is not offered, or cannot be had.
+            CacheLinkError: the receiver refused.
         """
         subject, header = self._subject, self._subject.header(self._codec)
         reservation = self._reserved(header)
-        offered = [endpoint.scheme for endpoint in reservation.endpoints]
-        if self._plane not in offered:
+        plane = open_plane(self._client, reservation, [self._scheme])
+        if plane.scheme != self._scheme:
             self._client.abort(header.handoff_id)
-            raise ConfigError(
-                f"data plane {self._plane!r} is not offered; offered: {', '.join(offered)}"
-            )
+            raise ConfigError(f"data plane {self._scheme!r} is not offered, or cannot be had")
         now_s = time.monotonic()
         session = HandoffSession(header, reservation.receiver_epoch, now_s)
         session.handle(events.Admit(reservation.cache_id), now_s)
@@ -154,15 +154,20 @@ class HandoffClient:
         assert job.done, "the cache was captured whole"
         # A handoff plans its chunks before the stream, for its deadline.
         assert header.layout.encoded_bytes == self.wire_bytes, "the same plan each time"
-        self._pump = Pump(subject.engine, header, session, job, lambda: False)
+        self._pump = Pump(subject.engine, header, session, job, _never, plane.framing)
+        self._plane = plane
         self.cache_id = reservation.cache_id
 
     def push(self) -> PushTimes:
         """Sends what was reserved, up to the receipt."""
         assert self._pump is not None, "reserved"
+        assert self._plane is not None, "reserved"
         called_s = time.monotonic()
-        self._client.push(self._pump.frames(), deadline_s=_DEADLINE_S)
-        return PushTimes(called_s, self._pump.times.first_frame_at_s, time.monotonic())
+        try:
+            self._plane.push(self._pump.frames(), deadline_s=_DEADLINE_S, cancelled=_never)
+            return PushTimes(called_s, self._pump.times.first_frame_at_s, time.monotonic())
+        finally:
+            self._plane.close()
 
     def close(self) -> None:
         """Closes the channel."""
@@ -189,7 +194,7 @@ class HandoffServer:
         self._node = ReceiverNode(build_parts(ReceiverConfig(), engine, Metrics("receiver")))
         parts = self._node.parts
         self._server = build_server(
-            Listen(f"{host}:0", allow_insecure=True),
+            Listen(f"{host}:0", allow_insecure=True, data_port=0),
             transfers=parts.transfers,
             answers=parts.answers,
             receiver=self._node,
@@ -211,3 +216,8 @@ class HandoffServer:
         """Ends it."""
         self._server.stop(0)
         self._node.close()
+
+
+def _never() -> bool:
+    """Nobody gives up here."""
+    return False

@@ -10,14 +10,16 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from xxhash import xxh3_128_hexdigest
 
 from cachelink_bench.peers.place import Place, Prepared
-from cachelink_core.codecs.native import Bytes
 from cachelink_core.limits import MIB
+
+if TYPE_CHECKING:  # it would load torch
+    from cachelink_core.codecs.native import Bytes
 
 TIMEOUT_S: Final = 60.0
 """For whatever a peer may wait for."""

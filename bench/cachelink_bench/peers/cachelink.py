@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from cachelink_bench.capture import HEADROOM_TOKENS
 from cachelink_bench.handoff_ends import HandoffClient, HandoffServer, Subject
 from cachelink_bench.peers.payload import widened
@@ -18,6 +20,7 @@ from cachelink_core.engine.spill import load_cache
 from cachelink_core.engine.transformers_engine import TransformersEngine
 from cachelink_core.errors import DataLoss
 from cachelink_core.handoff import session
+from cachelink_core.rpc.transfer_types import Scheme
 
 _DIGEST: Final = session.chunk_digest
 _NO_DIGEST: Final = bytes(16)
@@ -56,7 +59,7 @@ class Sender:
         """Loads the model."""
         self._place = place
         self._engine = _engine(place)
-        self._clients: dict[tuple[str, str], HandoffClient] = {}
+        self._clients: dict[tuple[str, Scheme], HandoffClient] = {}
         self._now: HandoffClient | None = None
 
     def load(self, stem: Path) -> None:
@@ -69,10 +72,11 @@ class Sender:
         """See ``Sending.prepare``. Reserves, for which the receiver allocates and touches pages."""
         del run  # the receiver holds nothing of an earlier run
         _switch_digests(options)
-        key = options["codec"], options["plane"]
-        if key not in self._clients:
-            self._clients[key] = HandoffClient(self._subject, self._place.to, *key)
-        self._now = self._clients[key]
+        codec, plane = options["codec"], msgspec.convert(options["plane"], Scheme)
+        if (codec, plane) not in self._clients:
+            client = HandoffClient(self._subject, self._place.to, codec, plane)
+            self._clients[codec, plane] = client
+        self._now = self._clients[codec, plane]
         self._now.reserve()
         return Prepared(self._now.expected, self._now.wire_bytes)
 

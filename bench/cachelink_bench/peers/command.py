@@ -36,8 +36,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the benchmark.
 
     Returns:
-        0; 1 for an error, wrong content from CacheLink, or with ``--strict`` a missed target; 2 for
-        wrong arguments; 130 after Ctrl-C.
+        0; 1 for an error, wrong content from CacheLink, a row of it that failed, or with ``--strict``
+        a missed target; 2 for wrong arguments; 130 after Ctrl-C.
     """
     options = _parse(argv)
     logs.install("error", "console")
@@ -112,7 +112,7 @@ def _report(
     tables = {s.mib: summed_up(measured.rows, measured.runs, s) for s in measured.sizes}
     largest = max(tables)
     verdicts = judge(measured.runs, tables[largest], largest, plan.rate_bits)
-    broken = _broken(measured)
+    failed = [row.name for row in measured.rows if row.ours and row.name in measured.left_out]
     lines = _lines(command, measured, tables, verdicts, load)
     print("\n".join(lines))
     if options.json:
@@ -120,7 +120,7 @@ def _report(
     if options.markdown:
         options.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
     missed = load <= QUIET_LOAD and any(not verdict.met for verdict in verdicts)
-    return 1 if broken or (options.strict and missed) else 0
+    return 1 if failed or _broken(measured) or (options.strict and missed) else 0
 
 
 def _lines(

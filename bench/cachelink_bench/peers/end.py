@@ -28,7 +28,7 @@ def main() -> None:
     logs.install("error", "console")
     place = msgspec.json.decode(sys.argv[1], type=Place)
     try:
-        module = importlib.import_module(f"cachelink_bench.peers.{place.module}")
+        module = importlib.import_module(place.module)
         end = getattr(module, _CLASSES[place.side])(place)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is why the peer is left out
         reply(replies, error=_reason(error))

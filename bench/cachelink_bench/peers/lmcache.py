@@ -12,7 +12,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Coroutine, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -32,8 +32,10 @@ from cachelink_bench.peers.buffers import (
     WordServer,
 )
 from cachelink_bench.peers.place import Place, Sent
-from cachelink_core.codecs.native import Bytes
 from cachelink_core.errors import InternalError
+
+if TYPE_CHECKING:  # it would load torch
+    from cachelink_core.codecs.native import Bytes
 
 _CHUNK_TOKENS: Final = 256
 _POOL_GB: Final = 0.5

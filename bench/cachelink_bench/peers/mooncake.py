@@ -7,14 +7,16 @@ The receiver is told nothing, so the sender asks for its word once the call has 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mooncake.engine import TransferEngine
 
 from cachelink_bench.peers.buffers import BufferReceiver, BufferSender, WordClient, WordServer
 from cachelink_bench.peers.place import Place, Sent
-from cachelink_core.codecs.native import Bytes
 from cachelink_core.errors import InternalError
+
+if TYPE_CHECKING:  # it would load torch
+    from cachelink_core.codecs.native import Bytes
 
 
 class Receiver(BufferReceiver):

@@ -14,7 +14,7 @@ class Place(msgspec.Struct, frozen=True):
     """One process of a pair.
 
     Attributes:
-        module: of its ends, below ``cachelink_bench.peers``.
+        module: of its ends: it has classes ``Sender`` and ``Receiver``, and may have ``Server``.
         side: which end.
         host: the address to listen at.
         most_bytes: of the largest payload.

@@ -130,11 +130,11 @@ class Field:
                 with self._excused(row):
                     run = self._run(row, size, number)
                 after = self._run(SOCKET, size, number)
-                self.runs.append(after)
                 if run is not None:
                     self.runs.append(
                         msgspec.structs.replace(run, before_s=before.wall_s, after_s=after.wall_s)
                     )
+                self.runs.append(after)
                 before = after
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from cachelink_core.errors import ConfigError
+from cachelink_core.rpc.transfer_types import SCHEMES
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -16,7 +17,7 @@ class Row(msgspec.Struct, frozen=True):
     Attributes:
         key: on the command line and in results.
         name: in tables.
-        module: of its ends, below ``cachelink_bench.peers``.
+        module: of its ends.
         pair: rows of one name share their processes.
         options: of its ends, at their start and in every run.
         environment: variables of its processes.
@@ -36,12 +37,14 @@ class Row(msgspec.Struct, frozen=True):
     ours: bool = False
 
 
+_ENDS: Final = "cachelink_bench.peers."
 _MOONCAKE: Final = {"MC_FORCE_TCP": "1"}
 _UCX: Final = {"UCX_TLS": "tcp,self", "NIXL_LOG_LEVEL": "ERROR"}
 
 
 def _alone(key: str, name: str, module: str, **more: object) -> Row:
-    return msgspec.convert({"key": key, "name": name, "module": module, "pair": key, **more}, Row)
+    fields = {"key": key, "name": name, "module": _ENDS + module, "pair": key, **more}
+    return msgspec.convert(fields, Row)
 
 
 SOCKET: Final = _alone("socket", "plain socket, digest of the whole", "plain_socket")
@@ -107,7 +110,7 @@ DEFAULT_ROWS: Final = (
 
 ALL_ROWS: Final = (*(row.key for row in _OTHERS), *OURS)
 
-PLANES: Final = ("grpc",)
+PLANES: Final[tuple[str, ...]] = SCHEMES
 
 
 def make_rows(keys: Sequence[str], planes: Sequence[str], dtype: str) -> list[Row]:
@@ -119,12 +122,15 @@ def make_rows(keys: Sequence[str], planes: Sequence[str], dtype: str) -> list[Ro
         dtype: of the model, by which native caches are named.
 
     Raises:
-        ConfigError: an unknown key.
+        ConfigError: an unknown key or plane.
     """
     others = {row.key: row for row in _OTHERS}
     unknown = [key for key in keys if key not in ALL_ROWS]
     if unknown:
         raise ConfigError(f"--rows has {unknown[0]!r}; known: {', '.join(ALL_ROWS)}")
+    odd = [plane for plane in planes if plane not in SCHEMES]
+    if odd:
+        raise ConfigError(f"--planes has {odd[0]!r}; known: {', '.join(SCHEMES)}")
     rows = [others[key] for key in keys if key in others]
     rows += [_ours(key, plane, dtype) for plane in planes for key in keys if key in OURS]
     return rows
@@ -137,7 +143,7 @@ def _ours(key: str, plane: str, dtype: str) -> Row:
     return Row(
         key=f"{key}@{plane}",
         name=f"CacheLink {named} ({plane}){', digests off' if off else ''}",
-        module="cachelink",
+        module=f"{_ENDS}cachelink",
         pair="cachelink",
         options={"codec": codec, "plane": plane, "digests": "off" if off else "on"},
         ours=True,

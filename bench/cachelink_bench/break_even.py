@@ -66,7 +66,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _run(path: Path, out: Path) -> None:
-    results = read_results(path)
+    results = read_results(path).comparable()
     found = break_even(results)
     try:
         from cachelink_bench.break_even_figures import draw_amortised, draw_break_even

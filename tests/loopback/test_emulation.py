@@ -139,7 +139,7 @@ def test_a_link_that_cannot_be_made_leaves_nothing(clean):
 def test_the_benchmark_runs_between_two_emulated_hosts(clean, model, tmp_path):
     argv = ["--emulate", "100mbit", "--model", str(model), "--contexts", "1k", "--documents", "1"]
     argv += ["--representations", "text,native,int4", "--repeats", "2", "--decode", "4"]
-    argv += ["--serial", "--threads", "1", "--out", str(tmp_path)]
+    argv += ["--serial", "--threads", "1", "--out", str(tmp_path), "--no-capture"]
     assert bench.main(["two-node", *argv]) == 0
     results = read_results(tmp_path / "two-node.json")
     assert results.link is not None
@@ -165,12 +165,62 @@ def test_the_benchmark_runs_between_two_emulated_hosts(clean, model, tmp_path):
 
 @pytest.mark.slow
 @needs_link
+def test_a_later_run_reads_captured_caches_and_wide_classes_are_moved_only(
+    clean, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    save_tiny("llama", tmp_path / "model", max_position_embeddings=600)
+    argv = ["two-node", "--emulate", "1gbit", "--model", str(tmp_path / "model"), "--threads", "1"]
+    argv += ["--contexts", "400,1k", "--documents", "1", "--repeats", "1", "--decode", "4"]
+    argv += ["--representations", "text,native,int4", "--capture-dir", str(tmp_path / "captures")]
+    assert bench.main([*argv, "--out", str(tmp_path / "first")]) == 0
+    first = read_results(tmp_path / "first" / "two-node.json")
+    assert first.wide_contexts == ("1k",)
+    assert first.wide_kv.nodes["token_bytes"] == 131_072
+    (reason,) = [item.reason for item in first.left_out if item.context == "1k"]
+    assert "bytes-only" in reason
+    wide = {row.representation: row for row in first.rows if row.context == "1k"}
+    assert set(wide) == {"native", "int4"}
+    for run in first.runs:
+        assert not run.earlier
+        if run.context == "1k" and run.representation != "prefill":
+            assert (run.answer, run.ids) == ({}, ())
+            assert run.round_trip_s >= run.handoff["total"]
+    native = wide["native"].metrics
+    assert native["payload_bytes"].median == wide["native"].tokens * 131_072
+    assert {row.context for row in first.comparable().rows} == {"400"}
+    report = (tmp_path / "first" / "two-node.md").read_text()
+    assert "tokens, wide KV)" in report
+    assert "a round trip ends with the receipt" in report
+
+    assert bench.main([*argv, "--no-wide-kv", "--out", str(tmp_path / "second")]) == 0
+    second = read_results(tmp_path / "second" / "two-node.json")
+    assert second.wide_contexts == ()
+    assert [(x.context, x.reason) for x in second.left_out] == [
+        ("1k", "1024 tokens exceed the model's window of 600")
+    ]
+    (earlier,) = second.prefills
+    (now,) = [item for item in first.prefills if item.context == "400"]
+    assert earlier.earlier
+    assert earlier.seconds == now.seconds
+    assert earlier.earlier in (tmp_path / "second" / "two-node.md").read_text()
+    read = {
+        run.ids for run in (*first.runs, *second.runs) if run.ids and run.representation == "text"
+    }
+    assert len(read) == 1
+    moved = [run.ids for run in second.runs if run.representation == "native"]
+    assert moved == list(read)  # from a captured cache
+
+
+@pytest.mark.slow
+@needs_link
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_benchmark_that_is_stopped_leaves_runs_and_nothing_else(clean, model, tmp_path, number):
     folder = tmp_path / "tmp"
     folder.mkdir()
     argv = ["--emulate", "100mbit", "--model", str(model), "--contexts", "1k"]
     argv += ["--repeats", "500", "--threads", "1", "--out", str(tmp_path / "out")]
+    argv += ["--capture-dir", str(tmp_path / "captures")]
     log = tmp_path / "out" / "two-node.runs.jsonl"
     with _started(argv, folder) as process:
         deadline_s = time.monotonic() + START_S

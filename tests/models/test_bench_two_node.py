@@ -6,16 +6,20 @@ import csv
 import json
 import socket
 
+import msgspec
 import pytest
 
 from cachelink_bench import __main__ as bench
 from cachelink_bench.serial.nodes import serial_receiver_daemon, serial_sender_daemon
 from cachelink_bench.two_node.corpus import Corpus
+from cachelink_bench.two_node.parts import make_parts
 from cachelink_bench.two_node.plan import Plan, context_tokens
+from cachelink_bench.two_node.prefill_times import PrefillTimes
 from cachelink_bench.two_node.results import read_results
 from cachelink_bench.two_node.runs import FORMAT
 from cachelink_bench.two_node.subjects import make_subjects
 from cachelink_core.errors import ConfigError
+from cachelink_core.testing.tiny_models import save_tiny
 from tests.loopback.nodes import pair_of, receiver_of, sender_of, tiny_engine
 
 pytestmark = pytest.mark.slow
@@ -275,6 +279,59 @@ def test_a_class_beyond_the_window_is_left_out_with_the_reason(engine):
     ]
     with pytest.raises(ConfigError, match="2048 tokens exceed"):
         make_subjects(Plan(contexts=("2k",)), engine.tokens, 2000)
+
+
+def test_wide_classes_need_daemons_that_are_started_here(pair, folder, tmp_path):
+    argv = options(pair, folder, tmp_path, contexts="300,256k", documents=1, repeats=1)
+    assert bench.main(argv) == 0
+    (left_out,) = read_results(tmp_path / "two-node.json").left_out
+    assert left_out.context == "256k"
+    assert "on daemons that are started here (--emulate)" in left_out.reason
+
+
+def test_classes_beyond_the_window_are_cut_for_the_wide_model(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    save_tiny("llama", tmp_path / "model", max_position_embeddings=600)
+    plan = Plan(
+        contexts=("300", "2k", "64k"), documents=1, decode=DECODE, model=str(tmp_path / "model")
+    )
+    (small, wide), left_out = make_parts(plan, None, started_here=True)
+    assert (small.plan.contexts, wide.plan.contexts) == (("300",), ("2k",))
+    assert (small.bytes_only, wide.bytes_only) == (False, True)
+    assert "text" not in wide.plan.representations
+    (warm_up, document) = wide.subjects
+    assert warm_up.context == "warm-up"
+    assert 1900 < document.tokens + document.question_tokens + DECODE <= 2048
+    assert [(item.context, "bytes-only" in item.reason) for item in left_out] == [
+        ("64k", False),
+        ("2k", True),
+    ]
+    (only,), left_out = make_parts(
+        msgspec.structs.replace(plan, wide_kv=False), None, started_here=True
+    )
+    assert only.plan.contexts == ("300",)
+    assert [item.context for item in left_out] == ["2k", "64k"]
+
+
+def test_earlier_prefill_times_are_those_of_this_machine_and_model(tmp_path):
+    times = PrefillTimes(tmp_path, "two cores", "model")
+    times.add("a", 1.5)
+    times.add("a", 2.5)
+    again = PrefillTimes(tmp_path, "two cores", "model")
+    assert again.get("a").seconds == 2.5
+    assert again.get("a").date.endswith("UTC")
+    assert again.get("b") is None
+    for other in (
+        PrefillTimes(tmp_path, "four", "model"),
+        PrefillTimes(tmp_path, "two cores", "x"),
+    ):
+        assert other.get("a") is None
+    kept_nowhere = PrefillTimes(None, "two cores", "model")
+    kept_nowhere.add("c", 1.0)
+    assert PrefillTimes(tmp_path, "two cores", "model").get("c") is None
+    (tmp_path / "prefill-times.jsonl").write_text("{")
+    with pytest.raises(ConfigError, match=r"prefill-times\.jsonl"):
+        PrefillTimes(tmp_path, "two cores", "model")
 
 
 def test_a_corpus_is_the_same_for_the_same_seed_and_states_its_answer_once():

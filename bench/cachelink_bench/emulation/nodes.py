@@ -33,7 +33,12 @@ class EmulatedNodes:
 
 @contextmanager
 def emulated_nodes(
-    link: EmulatedLink, options: Sequence[str], logs: Path, *, serial: bool = False
+    link: EmulatedLink,
+    options: Sequence[str],
+    logs: Path,
+    *,
+    sender_options: Sequence[str] = (),
+    serial: bool = False,
 ) -> Iterator[EmulatedNodes]:
     """Starts a receiver and a sender, and ends them with the ``with``.
 
@@ -41,6 +46,7 @@ def emulated_nodes(
         link: between them.
         options: of both command lines, such as ``--model.name``.
         logs: folder for ``receiver.log`` and ``sender.log``.
+        sender_options: of the sender's command line alone.
         serial: whether they work one stage after another; the logs are then ``serial-…``.
 
     Raises:
@@ -50,7 +56,7 @@ def emulated_nodes(
     with (
         emulated_receiver(link, options, logs, serial=serial) as receiver,
         # Its list names the receiver's port, which is known only later: it comes through a pipe.
-        emulated_sender(link, options, logs, serial=serial) as sender,
+        emulated_sender(link, [*options, *sender_options], logs, serial=serial) as sender,
     ):
         receiver_address = receiver.wait_ready()["grpc"]
         introduce(sender, link, receiver_address)

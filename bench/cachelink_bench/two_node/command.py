@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from cachelink_bench.emulation.spec import parse_link
+from cachelink_bench.two_node.parts import bench_folder
 from cachelink_bench.two_node.plan import CONTEXTS, REPRESENTATIONS, Mode, Plan, split
 from cachelink_bench.two_node.results import write_results
 from cachelink_bench.two_node.running import Settings, run
@@ -78,6 +79,24 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         help="with --emulate: also nodes that work one stage after another, started here too; "
         "with daemons that run: these are such nodes",
     )
+    parser.add_argument(
+        "--wide-kv",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="with --emulate: move caches of classes beyond the model's window on a bytes-only "
+        "model of 131,072 bytes a token (default: do)",
+    )
+    parser.add_argument(
+        "--capture-dir",
+        type=Path,
+        default=bench_folder() / "two-node-captures",
+        metavar="DIR",
+        help="with --emulate: where the senders keep prefilled caches for --resume and later runs, "
+        "2.1 GB for a 16k document (default: in the user's cache folder)",
+    )
+    parser.add_argument(
+        "--no-capture", action="store_true", help="prefill each document in this run"
+    )
     parser.add_argument("--model", default="demo", help="of both nodes (demo: SmolLM2)")
     parser.add_argument("--out", type=Path, default=Path("two-node"), metavar="DIR")
     parser.add_argument("--name", default="two-node", help="of the files in DIR")
@@ -108,6 +127,7 @@ def _run(options: argparse.Namespace, command: str) -> None:
         decode=options.decode,
         modes=_modes(options),
         model=options.model,
+        wide_kv=options.wide_kv,
     )
     settings = Settings(
         sender=options.sender or "",
@@ -119,6 +139,7 @@ def _run(options: argparse.Namespace, command: str) -> None:
         resume=options.resume,
         command=command,
         note=options.note,
+        capture_dir=None if options.no_capture else options.capture_dir,
     )
     results = run(plan, settings)
     report = markdown(results)

@@ -20,6 +20,7 @@ import msgspec
 from cachelink_bench.two_node.measure import Addresses, measure
 from cachelink_bench.two_node.peers import find_pairs
 from cachelink_bench.two_node.plan import Mode, Plan
+from cachelink_bench.two_node.prefill_times import PrefillTimes
 from cachelink_bench.two_node.progress import watching
 from cachelink_bench.two_node.runs import RunLog
 from cachelink_bench.two_node.subjects import Subject
@@ -39,6 +40,9 @@ class Job(msgspec.Struct, frozen=True):
         log: path of the runs.
         config: of the log.
         pairs: where the nodes of each mode are.
+        setting: machine and threads, as far as they are known.
+        captures: folder where prefill times are kept; empty for none.
+        bytes_only: the model is only moved, never asked.
     """
 
     plan: Plan
@@ -46,6 +50,9 @@ class Job(msgspec.Struct, frozen=True):
     log: str
     config: dict[str, object]
     pairs: dict[Mode, Addresses]
+    setting: str = ""
+    captures: str = ""
+    bytes_only: bool = False
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -69,6 +76,7 @@ def run_job(job: Job) -> dict[str, object]:
         CacheLinkError: a node cannot be reached, refused or failed.
     """
     found = find_pairs(job.pairs)
+    pair = found[job.plan.modes[0]]
     log = RunLog(Path(job.log), job.config, resume=True)
     with watching() as watch:
         measure(
@@ -77,8 +85,11 @@ def run_job(job: Job) -> dict[str, object]:
             log,
             {mode: Addresses(p.sender, p.receiver, p.receiver_name) for mode, p in found.items()},
             watch,
+            times=PrefillTimes(
+                Path(job.captures) if job.captures else None, job.setting, pair.identity.digest()
+            ),
+            bytes_only=job.bytes_only,
         )
-    pair = found[job.plan.modes[0]]
     return {
         "sender": pair.sender_version,
         "receiver": pair.receiver_version,

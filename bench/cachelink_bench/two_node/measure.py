@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from cachelink_bench.two_node.plan import TEXT, Mode, Plan
+from cachelink_bench.two_node.prefill_times import PrefillTimes
 from cachelink_bench.two_node.runs import PREFILL, Key, Run, RunLog
 from cachelink_bench.two_node.subjects import WARM_UP, Subject
 from cachelink_core.errors import CacheLinkError, InternalError
@@ -85,6 +86,9 @@ class Measurement:
         subjects: Sequence[Subject],
         nodes: Mapping[str, Nodes],
         log: RunLog,
+        times: PrefillTimes,
+        *,
+        bytes_only: bool,
     ) -> None:
         """Binds a plan to its nodes.
 
@@ -93,7 +97,11 @@ class Measurement:
             subjects: its documents, the warm-up's first.
             nodes: that do it, two of each mode.
             log: takes every run as soon as it is there.
+            times: of prefixes that were prefilled earlier.
+            bytes_only: ask nothing: a run ends with its handoff.
         """
+        self._times = times
+        self._bytes_only = bytes_only
         self._plan = plan
         self._subjects = subjects
         self._nodes = nodes
@@ -182,29 +190,36 @@ class Measurement:
 
     @contextmanager
     def _prefilled(self, subject: Subject, mode: Mode) -> Iterator[tuple[Receipt, Run]]:
-        """Has a sender read the document, whole; forgets the cache at the end."""
+        """Has a sender read the document, or read it back from disk; forgets the cache at the end."""
         sender = self._nodes[mode].sender
         document = Document(subject.text)
         receipt = sender.prefill(document, deadline_s=DEADLINE_S)
-        if receipt.prefilled_tokens < receipt.tokens:  # some of it was there from an earlier run
-            sender.evict(receipt.sender_cache_id)
+        if receipt.prefix_origin == "held" or 0 < receipt.prefilled_tokens < receipt.tokens:
+            sender.evict(receipt.sender_cache_id)  # some of it was there from an earlier run
             receipt = sender.prefill(document, deadline_s=DEADLINE_S)
         try:
             _check(subject, "tokens", receipt.tokens, subject.tokens)
-            yield (
-                receipt,
-                Run(
-                    context=subject.context,
-                    document=subject.document,
-                    repeat=0,
-                    representation=PREFILL,
-                    mode=mode,
-                    tokens=receipt.tokens,
-                    handoff=dict(receipt.phases),
-                ),
-            )
+            yield receipt, self._prefill_run(subject, mode, receipt)
         finally:
             _forget(sender, receipt.sender_cache_id)
+
+    def _prefill_run(self, subject: Subject, mode: Mode, receipt: Receipt) -> Run:
+        """Its time, or the earlier one of a cache that was captured; without one it has no phases."""
+        run = Run(
+            context=subject.context,
+            document=subject.document,
+            repeat=0,
+            representation=PREFILL,
+            mode=mode,
+            tokens=receipt.tokens,
+        )
+        if receipt.prefilled_tokens == receipt.tokens:
+            self._times.add(subject.ids_digest, receipt.phases["prefill"])
+            return msgspec.structs.replace(run, handoff=dict(receipt.phases))
+        known = self._times.get(subject.ids_digest)
+        if known is None:
+            return run
+        return msgspec.structs.replace(run, handoff={"prefill": known.seconds}, earlier=known.date)
 
     def _moved(self, subject: Subject, repeat: int, name: str, mode: str, held: Receipt) -> Run:
         nodes = self._nodes[mode]
@@ -214,11 +229,7 @@ class Measurement:
             nodes.receiver.evict(receipt.cache_id)
             began = time.monotonic()
             receipt = _handoff(nodes, name, held)
-        try:
-            said = self._ask(nodes.receiver, HeldCache(receipt.cache_id), subject.question)
-        finally:
-            _forget(nodes.receiver, receipt.cache_id)
-        return Run(
+        run = Run(
             context=subject.context,
             document=subject.document,
             repeat=repeat,
@@ -227,6 +238,16 @@ class Measurement:
             tokens=receipt.tokens,
             payload_bytes=receipt.wire_bytes,
             handoff=dict(receipt.phases),
+            round_trip_s=time.monotonic() - began,
+        )
+        try:
+            if self._bytes_only:
+                return run
+            said = self._ask(nodes.receiver, HeldCache(receipt.cache_id), subject.question)
+        finally:
+            _forget(nodes.receiver, receipt.cache_id)
+        return msgspec.structs.replace(
+            run,
             answer=dict(said.phases),
             first_token_s=said.first_token_at_s - began,
             round_trip_s=said.ended_at_s - began,
@@ -276,6 +297,9 @@ def measure(
     log: RunLog,
     pairs: Mapping[Mode, Addresses],
     watch: Callable[[float], OnWork],
+    *,
+    times: PrefillTimes,
+    bytes_only: bool = False,
 ) -> None:
     """Measures what is missing in a log.
 
@@ -285,6 +309,8 @@ def measure(
         log: of all runs.
         pairs: where the nodes of each mode are.
         watch: told how much work there is, gives what is told of it.
+        times: of prefixes that were prefilled earlier.
+        bytes_only: ask nothing: a run ends with its handoff.
 
     Raises:
         CacheLinkError: a node cannot be reached, refused or failed.
@@ -298,7 +324,7 @@ def measure(
             )
             for mode, at in pairs.items()
         }
-        measurement = Measurement(plan, subjects, nodes, log)
+        measurement = Measurement(plan, subjects, nodes, log, times, bytes_only=bytes_only)
         measurement.run(watch(measurement.work()))
 
 

@@ -32,6 +32,8 @@ class Plan(msgspec.Struct, frozen=True):
         repeats: of each document and representation.
         decode: tokens of each answer.
         modes: of the nodes; each has a pair of its own, and they take turns.
+        wide_kv: run classes beyond the model's window on the bytes-only model of the same cache width
+            as a large one, where the daemons are started here.
         model: as the daemons name it; its tokenizer cuts the documents.
     """
 
@@ -42,6 +44,7 @@ class Plan(msgspec.Struct, frozen=True):
     decode: int = 32
     modes: tuple[Mode, ...] = ("overlapped",)
     model: str = "demo"
+    wide_kv: bool = True
 
     def __post_init__(self) -> None:
         for name in ("documents", "repeats", "decode"):

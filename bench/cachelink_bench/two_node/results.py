@@ -25,7 +25,7 @@ def rate_gbit_per_s(run: Run) -> float | None:
 
 def _prefill_s(run: Run) -> float | None:
     """Of a run that only reads: a handoff of a held cache reads nothing."""
-    return run.handoff["prefill"] if run.representation == PREFILL else None
+    return run.handoff.get("prefill") if run.representation == PREFILL else None
 
 
 def _answer_wait_s(run: Run) -> float | None:
@@ -33,7 +33,7 @@ def _answer_wait_s(run: Run) -> float | None:
 
 
 METRICS: Final[dict[str, Callable[[Run], float | None]]] = {
-    "payload_bytes": lambda run: float(run.payload_bytes) if run.answer else None,
+    "payload_bytes": lambda run: float(run.payload_bytes) if run.payload_bytes else None,
     "prefill_s": _prefill_s,
     "start_s": lambda run: run.handoff.get("start"),
     "prefill_wait_s": lambda run: run.handoff.get("prefill_wait"),
@@ -54,7 +54,7 @@ METRICS: Final[dict[str, Callable[[Run], float | None]]] = {
     "answer_finish_s": lambda run: run.answer.get("finish"),
     "answer_s": lambda run: run.answer.get("total"),
     "first_token_s": lambda run: run.first_token_s if run.answer else None,
-    "round_trip_s": lambda run: run.round_trip_s if run.answer else None,
+    "round_trip_s": lambda run: run.round_trip_s or None,
     "gbit_per_s": rate_gbit_per_s,
 }
 """What a row sums up."""
@@ -93,6 +93,7 @@ class Prefill(msgspec.Struct, frozen=True):
         tokens: of the prefixes, the median.
         seconds: of each document.
         tokens_per_s: likewise.
+        earlier: the last date of those that an earlier run measured; empty if all are of this run.
     """
 
     context: str
@@ -100,6 +101,19 @@ class Prefill(msgspec.Struct, frozen=True):
     tokens: float
     seconds: Spread
     tokens_per_s: Spread
+    earlier: str = ""
+
+
+class WideKv(msgspec.Struct, frozen=True):
+    """What ran on the bytes-only model with a wide cache: caches are moved, nothing is asked.
+
+    Attributes:
+        contexts: classes; their times are of no use beside those of other classes.
+        nodes: as of the other daemons.
+    """
+
+    contexts: tuple[str, ...]
+    nodes: dict[str, object]
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -154,6 +168,7 @@ class Results(msgspec.Struct, frozen=True):
         rows: one of each class, representation and mode.
         runs: every run.
         note: of whoever ran it: what limits the numbers.
+        wide_kv: classes beyond the model's window, if any ran.
     """
 
     format: str
@@ -170,6 +185,21 @@ class Results(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
     runs: tuple[Run, ...]
     note: str = ""
+    wide_kv: WideKv | None = None
+
+    @property
+    def wide_contexts(self) -> tuple[str, ...]:
+        """Classes that ran on the wide-KV model."""
+        return self.wide_kv.contexts if self.wide_kv else ()
+
+    def comparable(self) -> Results:
+        """The same without what ran on the wide-KV model: one model's times, for figures."""
+        out = self.wide_contexts
+        return msgspec.structs.replace(
+            self,
+            rows=tuple(row for row in self.rows if row.context not in out),
+            prefills=tuple(item for item in self.prefills if item.context not in out),
+        )
 
     def rows_of(self, mode: Mode | None = None) -> tuple[Row, ...]:
         """Rows of a mode, by default of the plan's first, and those of a text."""
@@ -199,12 +229,18 @@ def make_prefills(plan: Plan, runs: Sequence[Run]) -> tuple[Prefill, ...]:
     found: list[Prefill] = []
     for context, mode in product(plan.contexts, plan.modes):
         key = context, PREFILL, mode
-        own = [run for run in runs if (run.context, run.representation, run.mode) == key]
+        own = [
+            run
+            for run in runs
+            if (run.context, run.representation, run.mode) == key and run.handoff
+        ]
         if own:
+            earlier = max(run.earlier for run in own)
             times = [run.handoff["prefill"] for run in own]
             rates = [run.tokens / time for run, time in zip(own, times, strict=True)]
             tokens = _median(run.tokens for run in own)
-            found.append(Prefill(context, mode, tokens, Spread.of(times), Spread.of(rates)))
+            spreads = Spread.of(times), Spread.of(rates)
+            found.append(Prefill(context, mode, tokens, *spreads, earlier))
     return tuple(found)
 
 

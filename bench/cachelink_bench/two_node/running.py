@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from cachelink_bench.emulation.namespaces import emulated_link
+from cachelink_bench.emulation.namespaces import EmulatedLink, emulated_link
 from cachelink_bench.emulation.nodes import RECEIVER_NAME, emulated_nodes
 from cachelink_bench.emulation.probes import echo_s, iperf_gbit
 from cachelink_bench.emulation.spec import LinkSpec
@@ -19,14 +21,23 @@ from cachelink_bench.environment import environment
 from cachelink_bench.report import load_average
 from cachelink_bench.two_node.job import Job, run_job, run_job_within
 from cachelink_bench.two_node.measure import Addresses
+from cachelink_bench.two_node.parts import Part, make_parts
 from cachelink_bench.two_node.peers import find_pair
 from cachelink_bench.two_node.plan import Mode, Plan
-from cachelink_bench.two_node.results import Link, Results, describe, make_prefills, make_rows
+from cachelink_bench.two_node.results import (
+    Link,
+    Results,
+    WideKv,
+    describe,
+    make_prefills,
+    make_rows,
+)
 from cachelink_bench.two_node.runs import FORMAT, RunLog
-from cachelink_bench.two_node.subjects import WARM_UP, LeftOut, Subject, make_subjects
-from cachelink_core.engine.loading import load_engine
-from cachelink_core.errors import ConfigError
+from cachelink_bench.two_node.subjects import WARM_UP
 from cachelink_core.identity import ModelIdentity
+
+_CAPTURE_BUDGET: Final = "40GB"
+"""Of one model: six 16k documents of the wide-KV model take 13 GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,7 @@ class Settings:
         resume: go on with the runs that are there.
         command: as it was given.
         note: for the report.
+        capture_dir: where senders that are started here keep what they prefill; None keeps nothing.
     """
 
     sender: str
@@ -54,13 +66,7 @@ class Settings:
     resume: bool
     command: str
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    identity: ModelIdentity
-    subjects: tuple[Subject, ...]
-    left_out: tuple[LeftOut, ...]
+    capture_dir: Path | None = None
 
 
 def run(plan: Plan, settings: Settings) -> Results:
@@ -70,42 +76,44 @@ def run(plan: Plan, settings: Settings) -> Results:
         CacheLinkError: a wrong setting, a tool or a model that is not here, or a daemon that
             cannot be reached, refused or failed. Nothing but the log of runs is left behind.
     """
-    load = load_average()
+    load, machine = load_average(), environment()
     theirs = _look(plan, settings)
-    prepared = _prepare(plan, theirs)
-    config = _config(plan, settings, prepared.identity)
+    parts, left_out = make_parts(plan, theirs, started_here=settings.link is not None)
+    config = _config(plan, settings, parts)
     RunLog(settings.log, config, resume=settings.resume)  # says now if it cannot be
-    job = Job(
-        plan=plan,
-        subjects=prepared.subjects,
-        log=str(settings.log),
-        config=config,
-        pairs={
-            mode: Addresses(settings.sender, settings.receiver, settings.receiver_name)
-            for mode in plan.modes
-        },
-    )
+    jobs = [_job(part, settings, config, machine) for part in parts]
     if settings.link is None:
-        nodes, link = run_job(job), None
+        (job,) = jobs
+        nodes, link = [run_job(job)], None
     else:
-        nodes, link = _emulated(settings.link, job, settings.threads)
+        nodes, link = _emulated(settings.link, jobs, settings)
     runs = tuple(RunLog(settings.log, config, resume=True).runs)
     return Results(
         format=FORMAT,
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         command=settings.command,
         config=plan,
-        environment=environment(),
-        nodes=nodes,
+        environment=machine,
+        nodes=nodes[0],
         load_average=load,
-        documents=tuple(describe(s) for s in prepared.subjects if s.context != WARM_UP),
-        left_out=prepared.left_out,
+        documents=tuple(
+            describe(s) for part in parts for s in part.subjects if s.context != WARM_UP
+        ),
+        left_out=left_out,
         link=link,
         prefills=make_prefills(plan, runs),
         rows=make_rows(plan, runs),
         runs=runs,
         note=settings.note,
+        wide_kv=_wide(parts, nodes),
     )
+
+
+def _wide(parts: Sequence[Part], nodes: Sequence[dict[str, object]]) -> WideKv | None:
+    for part, each in zip(parts, nodes, strict=True):
+        if part.bytes_only:
+            return WideKv(contexts=part.plan.contexts, nodes=each)
+    return None
 
 
 def _look(plan: Plan, settings: Settings) -> ModelIdentity | None:
@@ -117,49 +125,38 @@ def _look(plan: Plan, settings: Settings) -> ModelIdentity | None:
     return find_pair(*at, plan.modes[0]).identity
 
 
-def _prepare(plan: Plan, theirs: ModelIdentity | None) -> _Prepared:
-    """Cuts the documents. For daemons started here it also converts and digests the model once."""
-    engine = load_engine(plan.model, device="cpu")
-    ours = engine.identity
-    for field in ("vocabulary_digest", "template_digest"):
-        if theirs is not None and getattr(ours, field) != getattr(theirs, field):
-            raise ConfigError(
-                f"--model {plan.model!r} cuts text otherwise than the daemons' model: {field} is "
-                f"{getattr(ours, field)}, theirs {getattr(theirs, field)}"
-            )
-    identity = theirs or ours
-    subjects, left_out = make_subjects(plan, engine.tokens, identity.max_positions)
-    return _Prepared(identity, subjects, left_out)
-
-
-def _config(plan: Plan, settings: Settings, identity: ModelIdentity) -> dict[str, object]:
+def _config(plan: Plan, settings: Settings, parts: Sequence[Part]) -> dict[str, object]:
     config: dict[str, object] = msgspec.to_builtins(plan)
     config["link"] = msgspec.to_builtins(settings.link)
     config["threads"] = settings.threads
-    config["identity"] = identity.digest()
+    config["identity"] = [part.identity.digest() for part in parts]
     return config
 
 
-def _emulated(spec: LinkSpec, job: Job, threads: int | None) -> tuple[dict[str, object], Link]:
-    """Runs a job between two daemons on a link that is there only meanwhile."""
-    options = ["--model.name", job.plan.model, "--model.device", "cpu"]
-    if threads is not None:
-        options += ["--model.threads", str(threads)]
-    with (
-        tempfile.TemporaryDirectory(prefix="cachelink-two-node-") as logs,
-        emulated_link(spec) as on,
-    ):
+def _job(
+    part: Part, settings: Settings, config: dict[str, object], machine: dict[str, object]
+) -> Job:
+    at = Addresses(settings.sender, settings.receiver, settings.receiver_name)
+    started_here = settings.link is not None
+    return Job(
+        plan=part.plan,
+        subjects=part.subjects,
+        log=str(settings.log),
+        config=config,
+        pairs=dict.fromkeys(part.plan.modes, at),
+        setting=f"{machine['processor']}, {machine['cpus']} cores, threads {settings.threads}",
+        captures=str(settings.capture_dir or "") if started_here else "",
+        bytes_only=part.bytes_only,
+    )
+
+
+def _emulated(
+    spec: LinkSpec, jobs: Sequence[Job], settings: Settings
+) -> tuple[list[dict[str, object]], Link]:
+    """Runs jobs, each between daemons of its own, on a link that is there only meanwhile."""
+    with emulated_link(spec) as on:
         before, echo = iperf_gbit(on), echo_s(on)
-        with ExitStack() as stack:
-            pairs: dict[Mode, Addresses] = {}
-            for mode in job.plan.modes:
-                started = stack.enter_context(
-                    emulated_nodes(on, options, Path(logs), serial=mode == "serial")
-                )
-                pairs[mode] = Addresses(
-                    started.sender_address, started.receiver_address, RECEIVER_NAME
-                )
-            nodes = run_job_within(on.within("sender"), msgspec.structs.replace(job, pairs=pairs))
+        nodes = [_run_between_daemons(on, job, settings) for job in jobs]
         after = iperf_gbit(on)
         return nodes, Link(
             rate=spec.rate,
@@ -170,3 +167,28 @@ def _emulated(spec: LinkSpec, job: Job, threads: int | None) -> tuple[dict[str, 
             iperf_after_gbit=after,
             round_trip_s=echo,
         )
+
+
+def _run_between_daemons(on: EmulatedLink, job: Job, settings: Settings) -> dict[str, object]:
+    """Starts the daemons of every mode, runs the job, and ends them."""
+    options = ["--model.name", job.plan.model, "--model.device", "cpu"]
+    if settings.threads is not None:
+        options += ["--model.threads", str(settings.threads)]
+    captures = ["--capture-dir", job.captures, "--capture-budget", _CAPTURE_BUDGET]
+    with (
+        tempfile.TemporaryDirectory(prefix="cachelink-two-node-") as logs,
+        ExitStack() as stack,
+    ):
+        pairs: dict[Mode, Addresses] = {}
+        for mode in job.plan.modes:
+            started = stack.enter_context(
+                emulated_nodes(
+                    on,
+                    options,
+                    Path(logs),
+                    sender_options=captures if job.captures else (),
+                    serial=mode == "serial",
+                )
+            )
+            pairs[mode] = Addresses(started.sender_address, started.receiver_address, RECEIVER_NAME)
+        return run_job_within(on.within("sender"), msgspec.structs.replace(job, pairs=pairs))

@@ -36,6 +36,7 @@ class Run(msgspec.Struct, frozen=True):
         first_token_s: the client's clock, from the request to the first token.
         round_trip_s: the same to the last token.
         ids: of the answer.
+        earlier: when a prefill was measured whose cache was captured on disk; empty for now.
     """
 
     context: str
@@ -50,6 +51,7 @@ class Run(msgspec.Struct, frozen=True):
     first_token_s: float = 0.0
     round_trip_s: float = 0.0
     ids: tuple[int, ...] = ()
+    earlier: str = ""
 
     @property
     def key(self) -> Key:

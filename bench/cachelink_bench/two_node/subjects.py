@@ -83,11 +83,7 @@ def make_subjects(
     Raises:
         ConfigError: no class is left, or one is too small for a document.
     """
-    left_out = tuple(
-        LeftOut(name, f"{context_tokens(name)} tokens exceed the model's window of {window}")
-        for name in plan.contexts
-        if context_tokens(name) > window
-    )
+    left_out = beyond(plan.contexts, window)
     out = {item.context for item in left_out}
     kept = [name for name in plan.contexts if name not in out]
     if not kept:
@@ -98,6 +94,15 @@ def make_subjects(
         room = context_tokens(name) - plan.decode
         made += [_subject(name, number, room, tokens) for number in range(plan.documents)]
     return tuple(made), left_out
+
+
+def beyond(contexts: Sequence[str], window: int) -> tuple[LeftOut, ...]:
+    """The classes that a model with this window cannot read."""
+    return tuple(
+        LeftOut(name, f"{context_tokens(name)} tokens exceed the model's window of {window}")
+        for name in contexts
+        if context_tokens(name) > window
+    )
 
 
 def _subject(context: str, number: int, room: int, tokens: Tokens) -> Subject:

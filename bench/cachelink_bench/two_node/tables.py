@@ -47,6 +47,12 @@ reading the document. *serialize* (sender's): encoding all of the cache into mem
 (receiver's): the manifest's check, then, all frames being there, verifying and decoding all of them.
 *round trip* (client's): of a document that was prefilled before; it has the reservation in it."""
 
+_WIDE_LEGEND: Final = """\
+*Wide KV*: classes beyond the model's window, on a model with random weights and a cache of
+{token_bytes:,} bytes a token. Its caches are moved, verified and installed like any other; its text means
+nothing, so there are no questions and no re-reads, and a round trip ends with the receipt. How long it
+reads says nothing about a real model."""
+
 
 def markdown(results: Results) -> str:
     """The whole report."""
@@ -57,6 +63,8 @@ def markdown(results: Results) -> str:
         parts.append(_LEGEND.format(decode=results.config.decode))
     if "serial" in modes:
         parts += ["## One stage after another", serial_text(results), _SERIAL_LEGEND]
+    if results.wide_kv is not None:
+        parts.append(_WIDE_LEGEND.format(token_bytes=results.wide_kv.nodes["token_bytes"]))
     parts.append(prefills_text(results))
     parts += [f"Left out: {item.context}: {item.reason}." for item in results.left_out]
     parts.append(results.note and f"Limits: {results.note}")
@@ -68,7 +76,7 @@ def rows_text(results: Results) -> str:
     header = ("context", "representation", "payload MB", *_TIMES, "Gb/s", "equal")
     body = [
         (
-            f"{row.context} ({row.tokens:.0f} tokens)",
+            _context(row, results),
             label(row.representation, results),
             megabytes(row),
             *_cells(row, _TIMES.values()),
@@ -87,7 +95,7 @@ def serial_text(results: Results) -> str:
     header = ("context", "representation", "payload MB", "prefill", *_SERIAL, "Gb/s", "equal")
     body = [
         (
-            f"{row.context} ({row.tokens:.0f} tokens)",
+            _context(row, results),
             label(row.representation, results),
             megabytes(row),
             _ms(prefills.get(row.context) if row.mode else None),
@@ -110,11 +118,14 @@ def prefills_text(results: Results) -> str:
             f"{item.tokens:.0f}",
             item.seconds.text(1e3, 0),
             item.tokens_per_s.text(1, 0),
+            item.earlier or "in this run",
         )
-        for item in results.prefills
+        for item in results.comparable().prefills
     ]
+    if not body:
+        return ""
     return "The sender's own prefill of each document:\n\n" + table(
-        ("context", "sender", "tokens", "ms", "tokens/s"), body
+        ("context", "sender", "tokens", "ms", "tokens/s", "measured"), body
     )
 
 
@@ -187,8 +198,14 @@ def _ms(spread: Spread | None) -> str:
     return spread.text(1e3, 0 if spread.median >= 0.1 else 1)
 
 
+def _context(row: Row, results: Results) -> str:
+    wide = ", wide KV" if row.context in results.wide_contexts else ""
+    return f"{row.context} ({row.tokens:.0f} tokens{wide})"
+
+
 def _equal(row: Row) -> str:
-    return "–" if row.representation == TEXT else f"{row.equal}/{row.compared}"
+    alone = row.representation == TEXT or not row.compared
+    return "–" if alone else f"{row.equal}/{row.compared}"
 
 
 def _overlapped(row: Row, results: Results) -> str:

@@ -10,11 +10,14 @@ namespace beside the daemons without a model of their own.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmark; see ``command.py``, which is imported only now because it loads torch."""
+    # gRPC reads this when it is loaded, and would write to the terminal that a daemon has gone.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from cachelink_bench.two_node.command import main as run
 
     return run(argv)

@@ -23,7 +23,7 @@ def watching(*, quiet: bool = False) -> Iterator[Watch]:
     """Shows a bar for the ``with``; where nobody watches, nothing."""
     shown_on = Console(stderr=True, highlight=False)
     progress = Progress(
-        TextColumn("{task.description:<32}"),
+        TextColumn("{task.description:<40}"),
         BarColumn(bar_width=30),
         TaskProgressColumn(),
         TimeElapsedColumn(),

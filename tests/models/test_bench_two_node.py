@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import pty
+import re
 import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -73,6 +80,11 @@ def ran(pair, folder):
     argv = [*options(pair, folder, out), "--note", "a tiny model"]
     assert bench.main(argv) == 0
     return out
+
+
+def own_environment() -> dict[str, str]:
+    """For a process that finds our packages where this one does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def error_of(capsys, argv: list[str], status: int = 1) -> str:
@@ -240,6 +252,63 @@ def test_a_receiver_that_the_sender_does_not_list_is_an_error(pair, folder, tmp_
     swapped = {"sender": pair.ask_receiver.address}
     argv = options(pair, folder, tmp_path, **swapped)
     assert error_of(capsys, argv).startswith(f"--sender {pair.ask_receiver.address} is no sender")
+
+
+def test_a_node_that_dies_is_one_line_with_what_was_done_and_how_to_go_on(engine, folder, tmp_path):
+    log = tmp_path / "two-node.runs.jsonl"
+    with pair_of(engine, tiny_engine(folder, "llama")) as pair:
+        command = [sys.executable, "-m", "cachelink_bench"]
+        command += options(pair, folder, tmp_path, repeats=200)
+        with subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env=own_environment()
+        ) as process:
+            while not log.exists() or log.read_bytes().count(b"\n") < 4:
+                assert process.poll() is None, process.stderr.read()
+                time.sleep(0.01)
+            pair.receiver.stop()
+            said = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    (line,) = said.splitlines()
+    line = line.removeprefix("cachelink-bench two-node: ")
+    assert re.match(r"(300|1k) document [12]: [a-z0-9+]+: .", line)
+    assert line.endswith("; --resume goes on with what was measured")
+    assert [path.name for path in tmp_path.iterdir()] == [log.name]
+
+
+def test_a_place_that_cannot_be_written_is_one_line_before_anything_runs(
+    pair, folder, tmp_path, capsys
+):
+    taken = tmp_path / "file"
+    taken.touch()
+    for out in (taken, taken / "below"):
+        line = error_of(capsys, options(pair, folder, out))
+        assert line == f"--out is {str(out)!r}: {str(taken)!r} is no folder"
+
+
+def test_progress_shows_the_time_left_on_a_terminal():
+    script = (
+        "import time\n"
+        "from cachelink_bench.two_node.progress import watching\n"
+        "with watching() as watch:\n"
+        "    show = watch(100.0)\n"
+        "    for _ in range(8):\n"
+        "        show('2k document 1: int4+zstd', 10.0)\n"
+        "        time.sleep(0.3)\n"
+    )
+    ours, theirs = pty.openpty()
+    environment = own_environment() | {"TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stderr=theirs, env=environment
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # how a terminal ends on Linux
+            while data := os.read(ours, 65536):
+                shown += data
+    os.close(ours)
+    assert process.returncode == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    assert re.search(r"2k document 1: int4\+zstd .* 80% 0:00:\d\d left 0:00:\d\d", plain)
 
 
 @pytest.mark.parametrize(

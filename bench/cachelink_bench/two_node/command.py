@@ -17,7 +17,7 @@ from cachelink_bench.two_node.running import Settings, run
 from cachelink_bench.two_node.tables import markdown, write_csv
 from cachelink_core import logs
 from cachelink_core.cli.demo.daemons import ended_by_sigterm
-from cachelink_core.errors import CacheLinkError
+from cachelink_core.errors import CacheLinkError, ConfigError
 
 INTERRUPTED: Final = 130
 
@@ -39,16 +39,28 @@ def main(argv: Sequence[str]) -> int:
     try:
         with ended_by_sigterm():
             _run(options, f"cachelink-bench two-node {shlex.join(argv)}")
+    except ConfigError as error:
+        return _say(str(error), 1)
     except CacheLinkError as error:
-        print(f"cachelink-bench two-node: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+        return _say(f"{error}{_rest(options)}", 1)
     except KeyboardInterrupt:
-        print(
-            "cachelink-bench two-node: interrupted; --resume goes on with what was measured",
-            file=sys.stderr,
-        )
-        return INTERRUPTED
+        return _say(f"interrupted{_rest(options)}", INTERRUPTED)
     return 0
+
+
+def _say(message: str, status: int) -> int:
+    print(f"cachelink-bench two-node: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+def _rest(options: argparse.Namespace) -> str:
+    """How to go on, if anything was measured."""
+    return "; --resume goes on with what was measured" if _log(options).exists() else ""
+
+
+def _log(options: argparse.Namespace) -> Path:
+    path: Path = options.out / f"{options.name}.runs.jsonl"
+    return path
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -135,7 +147,7 @@ def _run(options: argparse.Namespace, command: str) -> None:
         receiver_name=options.receiver_name,
         link=parse_link(options.emulate, options.delay, options.loss) if options.emulate else None,
         threads=options.threads,
-        log=options.out / f"{options.name}.runs.jsonl",
+        log=_log(options),
         resume=options.resume,
         command=command,
         note=options.note,
@@ -144,6 +156,9 @@ def _run(options: argparse.Namespace, command: str) -> None:
     results = run(plan, settings)
     report = markdown(results)
     print(report, end="")
-    write_results(options.out / f"{options.name}.json", results)
-    write_csv(options.out / f"{options.name}.csv", results)
-    (options.out / f"{options.name}.md").write_text(report, encoding="utf-8")
+    try:
+        write_results(options.out / f"{options.name}.json", results)
+        write_csv(options.out / f"{options.name}.csv", results)
+        (options.out / f"{options.name}.md").write_text(report, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {options.out}: {error.strerror}") from error

@@ -14,7 +14,7 @@ from cachelink_bench.two_node.plan import TEXT, Mode, Plan
 from cachelink_bench.two_node.prefill_times import PrefillTimes
 from cachelink_bench.two_node.runs import PREFILL, Key, Run, RunLog
 from cachelink_bench.two_node.subjects import WARM_UP, Subject
-from cachelink_core.errors import CacheLinkError, InternalError
+from cachelink_core.errors import CacheLinkError, IdentityMismatch, InternalError
 from cachelink_core.rpc.client import (
     Document,
     HeldCache,
@@ -114,14 +114,27 @@ class Measurement:
             on_work: told of each step; the shares of ``work`` that it gets sum to it.
 
         Raises:
-            CacheLinkError: a node refused or failed.
+            CacheLinkError: a node refused or failed; the message begins with what was done.
         """
+        doing = ""
+
+        def told(what: str, done: float) -> None:
+            nonlocal doing
+            doing = what
+            on_work(what, done)
+
+        try:
+            self._documents(told)
+        except CacheLinkError as error:
+            raise _during(doing, error) from error
+        on_work("done", 0.0)
+
+    def _documents(self, on_work: OnWork) -> None:
         done = self._log.done
         for subject in self._subjects:
             keys = [key for key in self._keys(subject) if key not in done]
             if keys and (subject.context != WARM_UP or self._left(done)):
                 self._document(subject, keys, on_work)
-        on_work("done", 0.0)
 
     def work(self) -> float:
         """How much is left to do, in tokens read by a model or about as dear."""
@@ -179,7 +192,8 @@ class Measurement:
     ) -> Run:
         """One run of a document that was prefilled, shown."""
         _, _, repeat, name, mode = key
-        what = " ".join((f"{subject.context} document {subject.document + 1}:", name, mode))
+        shown = mode if len(self._plan.modes) > 1 else ""
+        what = f"{subject.context} document {subject.document + 1}: {name} {shown}".rstrip()
         on_work(what, 0.0)
         if name == TEXT:
             run = self._re_read(subject, repeat)
@@ -344,6 +358,14 @@ def _weight(subject: Subject, name: str) -> float:
     """Work of one run: reading costs most, moving a cache about a tenth."""
     share = 1.0 if name in (PREFILL, TEXT) else 0.1
     return share * subject.tokens + 100.0
+
+
+def _during(doing: str, error: CacheLinkError) -> CacheLinkError:
+    """The same error, with what was being done."""
+    message = f"{doing}: {error}"
+    if isinstance(error, IdentityMismatch):
+        return IdentityMismatch(error.diffs, message)
+    return type(error)(message)
 
 
 def _forget(client: SenderClient | ReceiverClient, cache_id: str) -> None:

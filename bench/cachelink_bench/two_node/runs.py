@@ -89,13 +89,14 @@ class RunLog:
 
         Raises:
             ConfigError: there are runs already and ``resume`` is not given, they are of another
-                configuration or version, or the file cannot be read.
+                configuration or version, the file cannot be read, or none can be written there.
         """
         self.path = path
         self.runs: list[Run] = []
         # As it comes back from the file: tuples become lists.
         wanted: dict[str, object] = msgspec.json.decode(msgspec.json.encode(config))
         self._begin = msgspec.json.encode(_Begin(FORMAT, wanted)) + b"\n"
+        _check_place(path.parent)
         try:
             lines = path.read_bytes().split(b"\n") if path.exists() else []
             if len(lines) > 1:
@@ -109,14 +110,21 @@ class RunLog:
         return {run.key for run in self.runs}
 
     def add(self, run: Run) -> None:
-        """Keeps one run; the first one makes the file."""
-        if not self.runs:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_bytes(self._begin)
-        with self.path.open("ab") as file:
-            file.write(msgspec.json.encode(run) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Keeps one run; the first one makes the file.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        try:
+            if not self.runs:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self.path.write_bytes(self._begin)
+            with self.path.open("ab") as file:
+                file.write(msgspec.json.encode(run) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise ConfigError(f"{self.path}: {error.strerror}") from error
         self.runs.append(run)
 
     def _go_on(self, lines: list[bytes], wanted: dict[str, object], *, resume: bool) -> None:
@@ -128,6 +136,14 @@ class RunLog:
         self.runs = runs
         if torn:  # a run that was being written when the process was killed
             self.path.write_bytes(b"".join(line + b"\n" for line in whole))
+
+
+def _check_place(folder: Path) -> None:
+    """Finds out now whether a folder could be made, without making it."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        what = "cannot be written" if there.is_dir() else "is no folder"
+        raise ConfigError(f"--out is {str(folder)!r}: {str(there)!r} {what}")
 
 
 def _decode(path: Path, lines: Iterable[bytes]) -> tuple[_Begin, list[Run]]:

@@ -153,9 +153,9 @@ def label(representation: str, results: Results) -> str:
 
 
 def megabytes(row: Row) -> str:
-    """The payload's median."""
-    size = row.metrics["payload_bytes"].median / 1e6
-    return f"{size:.3f}" if size < 1 else f"{size:.1f}"
+    """The payload."""
+    spread = row.metrics["payload_bytes"]
+    return _short(spread, 1e-6, 1 if spread.median >= 1e6 else 4)
 
 
 def _head(results: Results) -> str:
@@ -176,7 +176,9 @@ def _link(results: Results) -> str:
         return ""
     rows = [row for row in results.rows if row.representation == "native"]
     rates = ", ".join(
-        f"{row.context}{' serial' if row.mode == 'serial' else ''} {_rate(row)}" for row in rows
+        f"{row.context}{' serial' if row.mode == 'serial' else ''} "
+        f"{row.metrics['gbit_per_s'].median:.3g}"
+        for row in rows
     )
     native = f"native rows: {rates} Gb/s" if rows else "no native rows"
     return (
@@ -218,4 +220,11 @@ def _overlapped(row: Row, results: Results) -> str:
 
 def _rate(row: Row) -> str:
     spread = row.metrics.get("gbit_per_s")
-    return "–" if spread is None else f"{spread.median:.3g}"
+    return "–" if spread is None else _short(spread, 1.0, 3)
+
+
+def _short(spread: Spread, scale: float, digits: int) -> str:
+    """Median and quartiles; the median alone where rounding leaves no difference."""
+    text = spread.text(scale, digits)
+    middle, low, high = text.replace("(", "").replace(")", "").replace("–", " ").split()
+    return middle if low == high == middle else text

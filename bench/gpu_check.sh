@@ -69,7 +69,7 @@ bench() { # NAME SECONDS ARGUMENTS...: one benchmark; its document is the name's
 }
 
 # The project's pytest options need plugins that may not be here.
-part tests 90 "$python" -m pytest tests/gpu -q -c /dev/null --rootdir . --import-mode importlib \
+part tests 120 "$python" -m pytest tests/gpu -q -c /dev/null --rootdir . --import-mode importlib \
   -p no:cacheprovider
 
 if [[ $smoke == yes ]]; then

@@ -14,19 +14,22 @@ from typing import Final
 
 import msgspec
 
-from cachelink_bench.emulation.spec import parse_link
+from cachelink_bench.emulation.spec import LinkSpec, parse_link
 from cachelink_bench.environment import environment
 from cachelink_bench.peers.plan import ROUNDS, SIZES, Plan, numbers
 from cachelink_bench.peers.results import Results, is_right, results_text, summed_up
 from cachelink_bench.peers.rows import ALL_ROWS, DEFAULT_ROWS, OURS, PLANES, Row
 from cachelink_bench.peers.running import Measured, run
-from cachelink_bench.peers.verdicts import Verdict, judge
+from cachelink_bench.peers.verdicts import LINK_BOUND_BITS, Verdict, judge
 from cachelink_bench.report import QUIET_LOAD, load_average, load_text, write_json
 from cachelink_core import limits, logs
 from cachelink_core.cli.demo.daemons import ended_by_sigterm
 from cachelink_core.errors import CacheLinkError
 
 INTERRUPTED: Final = 130
+
+_MOST_BURST_BYTES: Final = 1_000_000
+_SOCKET_BUFFER_BYTES: Final = 16 * limits.MIB
 
 _SMOKE_MIB: Final = 0.25
 _SMOKE_ROUNDS: Final = 2
@@ -102,7 +105,17 @@ def _plan(options: argparse.Namespace) -> Plan:
         base_tokens=options.tokens,
         block_tokens=options.block_tokens,
         start_deadline_s=options.start_deadline,
-        link=parse_link(options.emulate, options.delay) if options.emulate else None,
+        link=_link(options.emulate, options.delay) if options.emulate else None,
+    )
+
+
+def _link(rate: str, delay: str) -> LinkSpec:
+    """A link; a fast one with room to fill it, and a bucket that no payload fits into."""
+    link = parse_link(rate, delay)
+    if link.rate_bits <= LINK_BOUND_BITS and not link.delay_s:
+        return link
+    return msgspec.structs.replace(
+        link, most_burst_bytes=_MOST_BURST_BYTES, socket_buffer_bytes=_SOCKET_BUFFER_BYTES
     )
 
 

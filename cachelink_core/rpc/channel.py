@@ -79,8 +79,9 @@ def server_options(keepalive: Keepalive = KEEPALIVE) -> Options:
     """Options of a server."""
     return [
         *_keepalive_options(keepalive),
-        # Well under the client's interval: equal values count as abuse when a ping is early.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", keepalive.time_ms // 4),
+        # A connection without calls is pinged too, and the third such ping would count as abuse and
+        # end it: there the least interval that a server can be given holds for nothing.
+        ("grpc.http2.max_ping_strikes", 0),
         # Two daemons on one port would each get a part of the calls; a clash must be an error.
         ("grpc.so_reuseport", 0),
         *_message_limits(),

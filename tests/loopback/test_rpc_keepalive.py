@@ -11,12 +11,13 @@ import sys
 import threading
 import time
 
+import grpc
 import pytest
 
 from cachelink_core import errors
 from cachelink_core.manifest import encode_header
 from cachelink_core.rpc import frames
-from cachelink_core.rpc.channel import Keepalive
+from cachelink_core.rpc.channel import Keepalive, open_channel
 from cachelink_core.rpc.server import Listen, build_server
 from cachelink_core.rpc.slots import Slots
 from cachelink_core.rpc.transfer_client import TransferClient
@@ -134,3 +135,23 @@ def test_a_killed_sender_is_noticed_at_once():
     finally:
         ended(process)
         server.stop(0.0)
+
+
+def test_a_connection_that_rests_stays():
+    server = build_server(
+        Listen(keepalive=FAST),
+        transfers=Slots("transfers", 2),
+        answers=Slots("answers", 1),
+        receiver=ScriptedReceiver("receiver"),
+    )
+    server.start()
+    states: list[grpc.ChannelConnectivity] = []
+    try:
+        channel = open_channel(server.address, None, keepalive=FAST)
+        with channel:
+            grpc.channel_ready_future(channel).result(10)
+            channel.subscribe(states.append)
+            time.sleep(5)  # five pings; the third one used to end it
+    finally:
+        server.stop(0.0)
+    assert states == [grpc.ChannelConnectivity.READY]

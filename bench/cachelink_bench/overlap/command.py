@@ -192,8 +192,8 @@ def _measured(options: argparse.Namespace, cores: Cores, folder: Path) -> Measur
         done = subprocess.run(
             command, input=msgspec.json.encode(task), stdout=subprocess.PIPE, check=False
         )
-    if done.returncode:
-        raise InternalError(f"the measuring process ended with {done.returncode}")
+        if done.returncode:
+            raise InternalError(f"the measuring process ended with {done.returncode}")
     return msgspec.json.decode(done.stdout, type=Measured)
 
 

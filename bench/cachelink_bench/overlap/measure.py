@@ -12,7 +12,7 @@ import msgspec
 from cachelink_bench.emulation.namespaces import set_rate
 from cachelink_bench.emulation.spec import MIN_RATE_BITS, LinkSpec
 from cachelink_bench.overlap.task import Case, Measured, Nodes, Run, Task, Way
-from cachelink_core.errors import InternalError
+from cachelink_core.errors import CacheLinkError, InternalError
 from cachelink_core.rpc.client import HeldCache, Receipt, ReceiverClient, SenderClient, TokenIds
 
 _DEADLINE_S: Final = 3600.0
@@ -125,8 +125,12 @@ class Measurement:
 def main() -> int:
     """Runs the task on standard input; what was measured goes to standard output."""
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
-    with ExitStack() as stack:
-        measured = Measurement(task, stack).run()
+    try:
+        with ExitStack() as stack:
+            measured = Measurement(task, stack).run()
+    except CacheLinkError as error:
+        print(f"cachelink-bench overlap: {error}", file=sys.stderr)
+        return 1
     sys.stdout.buffer.write(msgspec.json.encode(measured))
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Final
 from cachelink_bench.emulation.namespaces import ADDRESSES, EmulatedLink, Side
 from cachelink_bench.overlap.task import Nodes
 from cachelink_core.cli.demo.daemons import DaemonProcess
-from cachelink_core.errors import ConfigError
+from cachelink_core.errors import CacheLinkError, ConfigError
 
 Command = tuple[str, ...]
 """A module to run as a daemon, and the first of its arguments."""
@@ -72,6 +73,8 @@ def pinned_nodes(
         receiver_options: of each receiver's, by its name in the sender's list.
         logs: folder for standard errors.
 
+    When anything in the ``with`` fails, the ends of all logs go to standard error.
+
     Raises:
         PeerGone: a daemon ended at its start.
         LinkTimeout: a daemon was not ready in time.
@@ -95,7 +98,12 @@ def pinned_nodes(
         sender = start("sender", "sender", ["--config", "/dev/stdin", *sender_options])
         addresses = {name: each.wait_ready()["grpc"] for name, each in receivers.items()}
         sender.configure({"receivers": addresses, "link_rate": _LINK_RATE})
-        yield Nodes(sender.wait_ready()["grpc"], addresses)
+        try:
+            yield Nodes(sender.wait_ready()["grpc"], addresses)
+        except CacheLinkError:
+            for daemon in (sender, *receivers.values()):
+                sys.stderr.write(f"-- the end of {daemon.name}'s log:\n{daemon.tail()}\n")
+            raise
         for daemon in (sender, *receivers.values()):
             daemon.terminate()
         for daemon in (sender, *receivers.values()):

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from cachelink_bench.overlap.figures import figures, make_rows, typical
+from cachelink_bench.overlap.measure import rounded
 from cachelink_bench.overlap.tables import rows_text, verdict_text
 from cachelink_bench.overlap.task import Run
 from cachelink_core.rpc.types import Receipt, Timeline
@@ -99,3 +100,11 @@ def test_the_typical_handoff_is_the_median_at_the_ratio_nearest_to_one():
             made = ways(2.0, received_s + ratio, number).values()
             runs += [msgspec.structs.replace(run, ratio=ratio) for run in made]
     assert typical(runs).phases["push"] == 8.0 + 1.1
+
+
+def test_receipts_are_kept_to_the_microsecond():
+    receipt = a_run("overlap", 1.23456789, [0.1111111111]).receipt
+    kept = rounded(receipt)
+    assert kept.phases["push"] == 1.234568
+    assert kept.timeline == Timeline(prefilled_at_s=(0.111111,))
+    assert kept.wire_bytes == receipt.wire_bytes

@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
         _draw(options.timeline, document.runs)
     if options.json:
         with new_file(options.json) as aside:
-            aside.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+            aside.write_bytes(msgspec.json.encode(document) + b"\n")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -14,6 +15,7 @@ from cachelink_bench.emulation.spec import MIN_RATE_BITS, LinkSpec
 from cachelink_bench.overlap.task import Case, Measured, Nodes, Run, Task, Way
 from cachelink_core.errors import CacheLinkError, InternalError
 from cachelink_core.rpc.client import HeldCache, Receipt, ReceiverClient, SenderClient, TokenIds
+from cachelink_core.rpc.types import Timeline
 
 _DEADLINE_S: Final = 3600.0
 _WARM_RATE_BITS: Final = 10**9
@@ -92,7 +94,7 @@ class Measurement:
         turn = number % len(ways)
         for way in ways[turn:] + ways[:turn]:
             for name, receipt in way(case).items():
-                self._runs.append(Run(number, case.name, ratio, name, rate_bits, receipt))
+                self._runs.append(Run(number, case.name, ratio, name, rate_bits, rounded(receipt)))
         print(f"round {number + 1}: {case.name}, {ratio:g}", file=sys.stderr, flush=True)
 
     def _alone(self, case: Case) -> dict[Way, Receipt]:
@@ -120,6 +122,21 @@ class Measurement:
 
     def _set_rate(self, rate_bits: int) -> None:
         set_rate(self._task.link, LinkSpec(f"{rate_bits}bit", rate_bits))
+
+
+def rounded(receipt: Receipt) -> Receipt:
+    """The same to the microsecond: result files hold many."""
+    line = receipt.timeline
+    return replace(
+        receipt,
+        phases={name: round(seconds, 6) for name, seconds in receipt.phases.items()},
+        timeline=Timeline(
+            **{
+                name: tuple(round(seconds, 6) for seconds in getattr(line, name))
+                for name in Timeline.__dataclass_fields__
+            }
+        ),
+    )
 
 
 def main() -> int:

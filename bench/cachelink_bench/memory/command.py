@@ -1,0 +1,186 @@
+"""The command line of ``cachelink-bench memory``."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from cachelink_bench.environment import environment
+from cachelink_bench.memory.cases import FULL, SMOKE, Case, Size, make_cases
+from cachelink_bench.memory.measure import Sample, measure
+from cachelink_bench.memory.models import make_models
+from cachelink_bench.memory.report import Row, make_rows, rows_text, verdict_text
+from cachelink_bench.report import load_average, load_text
+from cachelink_bench.two_node.parts import bench_folder
+from cachelink_core import logs
+from cachelink_core.atomic_write import new_file
+from cachelink_core.cli.demo.daemons import ended_by_sigterm
+from cachelink_core.errors import CacheLinkError
+
+FORMAT = "cachelink-memory-1"
+_INTERRUPTED = 130
+
+
+class Document(msgspec.Struct, frozen=True):
+    """The result file.
+
+    Attributes:
+        format: of the file.
+        date: of its end, UTC.
+        command: that made it.
+        size: of the cache, with both shapes.
+        rounds: runs of each case.
+        threads: of each daemon.
+        environment: versions and machine.
+        load_average: at the start.
+        rows: one a case.
+        samples: every run.
+        target_met: by every case; None without a verdict.
+    """
+
+    format: str
+    date: str
+    command: str
+    size: Size
+    rounds: int
+    threads: int
+    environment: dict[str, object]
+    load_average: float
+    rows: tuple[Row, ...]
+    samples: tuple[Sample, ...]
+    target_met: bool | None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the benchmark.
+
+    Returns:
+        0; 1 for an error, or a missed target with ``--strict``; 2 for wrong arguments; 130 after
+        Ctrl-C.
+    """
+    options = _parse(argv)
+    logs.install("error", "console")
+    try:
+        with ended_by_sigterm():
+            document = _run(options, f"cachelink-bench memory {shlex.join(argv)}")
+    except CacheLinkError as error:
+        print(f"cachelink-bench memory: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("cachelink-bench memory: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    return 1 if options.strict and document.target_met is False else 0
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="cachelink-bench memory",
+        description="Peak memory of both daemons during a handoff, above models and caches.",
+    )
+    parser.add_argument("--codecs", default="native,native+zstd,int8,int4")
+    parser.add_argument("--planes", default="tcp,grpc", help="data planes")
+    parser.add_argument("--tokens", type=int, default=FULL.tokens, help="of the prefix")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each case")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each daemon")
+    parser.add_argument(
+        "--mapped",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="a receiver of another model too (default: do)",
+    )
+    parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        default=bench_folder() / "models",
+        metavar="DIR",
+        help="of the models, 250 MB (default: in the user's cache folder)",
+    )
+    parser.add_argument("--smoke", action="store_true", help="a small cache, int4, one round")
+    parser.add_argument("--strict", action="store_true", help="exit 1 if a target is missed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
+    options = parser.parse_args(argv)
+    for name in ("tokens", "rounds", "threads"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} is {getattr(options, name)}, not at least 1")
+    return options
+
+
+def _run(options: argparse.Namespace, command: str) -> Document:
+    load, lines = load_average(), list[str]()
+    size, cases, rounds = _plan(options)
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+        lines.append(text)
+
+    say(f"{load_text(load)}; memory does not depend on it\n")
+    say(
+        f"wide-KV model, {size.tokens} tokens, cache {size.cache_bytes / 1e6:.0f} MB, block "
+        f"{size.block_bytes / 1e6:.1f} MB; peaks above model and cache, {rounds} runs each\n"
+    )
+    models = make_models(options.cache_dir, size, mapped=any(case.mapped for case in cases))
+    samples = _samples(
+        cases, size, rounds, lambda case: measure(case, size, models, options.threads)
+    )
+    rows = make_rows(cases, size, samples)
+    say(rows_text(rows, size) + "\n")
+    say(verdict_text(rows))
+    judged = [row.met for row in rows if row.met is not None]
+    document = Document(
+        format=FORMAT,
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        command=command,
+        size=size,
+        rounds=rounds,
+        threads=options.threads,
+        environment=environment(),
+        load_average=load,
+        rows=rows,
+        samples=samples,
+        target_met=all(judged) if judged else None,
+    )
+    _write(options, document, lines)
+    return document
+
+
+def _plan(options: argparse.Namespace) -> tuple[Size, tuple[Case, ...], int]:
+    if options.smoke:
+        return SMOKE, (Case("int4", "tcp"),), 1
+    size = msgspec.structs.replace(FULL, tokens=options.tokens)
+    return size, make_cases(options.codecs, options.planes, mapped=options.mapped), options.rounds
+
+
+def _samples(
+    cases: Sequence[Case], size: Size, rounds: int, run: Callable[[Case], Sample]
+) -> tuple[Sample, ...]:
+    """Every case once a round, progress on standard error."""
+    samples = []
+    for turn in range(rounds):
+        for case in cases:
+            sample = run(case)
+            samples.append(sample)
+            share = sample.receiver.above_bytes / size.cache_bytes
+            blocks = sample.sender.above_bytes / size.block_bytes
+            print(
+                f"round {turn + 1} of {rounds}, {case.name}: receiver {share:.3f} of the cache, "
+                f"sender {blocks:.2f} blocks",
+                file=sys.stderr,
+            )
+    return tuple(samples)
+
+
+def _write(options: argparse.Namespace, document: Document, lines: Sequence[str]) -> None:
+    if options.json:
+        with new_file(options.json) as aside:
+            encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
+            aside.write_bytes(encoded + b"\n")
+    if options.markdown:
+        head = [f"# Memory of a handoff\n\n{document.date}, `{document.command}`\n"]
+        options.markdown.write_text("\n".join([*head, *lines]) + "\n", encoding="utf-8")

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from cachelink_bench.capture import captured
 from cachelink_bench.environment import environment
@@ -21,13 +22,13 @@ from cachelink_bench.loopback_arms import Arm, make_arms
 from cachelink_bench.loopback_parts import Parts, measure_parts
 from cachelink_bench.loopback_peer import ReceiverProcess
 from cachelink_bench.loopback_results import (
-    TARGET,
     RateRow,
+    Verdict,
     limits_text,
     parts_text,
     rate_rows,
     rows_text,
-    target_met,
+    verdicts,
 )
 from cachelink_bench.loopback_rounds import run_rounds
 from cachelink_bench.physics import physics
@@ -45,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the benchmark.
 
     Returns:
-        0; 1 for an error, or the missed target with ``--strict``; 2 for wrong arguments.
+        0; 1 for an error, or a missed target with ``--strict``; 2 for wrong arguments.
     """
     options = _parse(argv)
     logs.install("error", "console")
@@ -59,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     if options.markdown:
         options.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(json.dumps(document))
-    return 1 if options.strict and not document["target_met"] else 0
+    return 1 if options.strict and not _all_met(document) else 0
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -70,7 +71,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=15, help="measured runs of each arm")
     parser.add_argument("--cache-dir", type=Path, help="of captured caches (default: the user's)")
     parser.add_argument("--smoke", action="store_true", help="a short cache, two rounds")
-    parser.add_argument("--strict", action="store_true", help="exit 1 if the target is missed")
+    parser.add_argument("--strict", action="store_true", help="exit 1 if a target is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
     options = parser.parse_args(argv)
@@ -79,7 +80,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _run(options: argparse.Namespace) -> tuple[dict[str, object], list[str]]:
+def _run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Measures and prints; returns the document and the lines printed."""
     load, lines = load_average(), list[str]()
 
@@ -102,8 +103,14 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, object], list[str]]:
     parts = {codec: measure_parts(subject, codec) for codec in ("native", "int8")}
     say(parts_text(parts, rows["bare"], native_bytes))
     say(limits_text(parts["native"], rows))
-    say(f"target: {TARGET:g} of bare gRPC, {'met' if target_met(rows) else 'MISSED'}")
-    return _document(options, load, best, native_bytes, wire, rows, parts), lines
+    judged = verdicts(rows, native_bytes)
+    for verdict in judged:
+        say(verdict.text())
+    return _document(options, load, best, native_bytes, wire, rows, parts, judged), lines
+
+
+def _all_met(document: dict[str, Any]) -> bool:
+    return all(verdict["met"] for verdict in document["targets"])
 
 
 def _subject(options: argparse.Namespace) -> Subject:
@@ -135,7 +142,8 @@ def _document(
     wire: dict[str, int],
     rows: dict[str, RateRow],
     parts: dict[str, Parts],
-) -> dict[str, object]:
+    judged: Sequence[Verdict],
+) -> dict[str, Any]:
     return {
         "benchmark": "loopback",
         "config": {
@@ -150,8 +158,7 @@ def _document(
         "native_bytes": native_bytes,
         "arms": {key: asdict(row) | {"wire_bytes": wire[key]} for key, row in rows.items()},
         "parts_gb_per_s": {codec: part.rates(native_bytes) for codec, part in parts.items()},
-        "target": TARGET,
-        "target_met": target_met(rows),
+        "targets": [asdict(verdict) | {"met": verdict.met} for verdict in judged],
     }
 
 

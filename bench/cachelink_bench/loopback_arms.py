@@ -17,6 +17,7 @@ from cachelink_bench.framed_socket import SocketClient
 from cachelink_bench.handoff_ends import HandoffClient, Subject
 from cachelink_bench.loopback_peer import ReceiverProcess
 from cachelink_core.codecs.native import Bytes
+from cachelink_core.rpc.transfer_types import Scheme
 
 
 class Arm(Protocol):
@@ -48,11 +49,13 @@ class Arm(Protocol):
 class CacheLinkArm:
     """A handoff through the sender's pump and the real receiver."""
 
-    def __init__(self, name: str, codec: str, subject: Subject, peer: ReceiverProcess) -> None:
+    def __init__(
+        self, name: str, codec: str, plane: Scheme, subject: Subject, peer: ReceiverProcess
+    ) -> None:
         """Connects, and works out what must arrive."""
         self.name = name
         self._peer = peer
-        self._client = HandoffClient(subject, peer.ends["cachelink"], codec)
+        self._client = HandoffClient(subject, peer.ends["cachelink"], codec, plane)
         self.wire_bytes = self._client.wire_bytes
         self.expected = self._client.expected
 
@@ -119,8 +122,11 @@ def make_arms(subject: Subject, peer: ReceiverProcess) -> dict[str, Arm]:
     dtype = subject.held.header.identity.dtype
     bare, sockets = BareClient(peer.ends["bare"]), SocketClient(tuple(peer.ends["socket"]))
     return {
-        "native": CacheLinkArm(f"CacheLink {dtype}, digests", "native", subject, peer),
-        "int8": CacheLinkArm("CacheLink int8, digests", "int8", subject, peer),
+        "tcp": CacheLinkArm(f"CacheLink {dtype} over tcp, digests", "native", "tcp", subject, peer),
+        "native": CacheLinkArm(
+            f"CacheLink {dtype} over gRPC, digests", "native", "grpc", subject, peer
+        ),
+        "int8": CacheLinkArm("CacheLink int8 over tcp, digests", "int8", "tcp", subject, peer),
         "bare": BufferArm("bare gRPC, 1 MiB messages", "bare", bare, data, peer),
         "socket": BufferArm("framed socket, 1 MiB", "socket", sockets, data, peer),
     }

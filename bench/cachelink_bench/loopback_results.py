@@ -11,8 +11,17 @@ from cachelink_bench.loopback_rounds import Rounds
 from cachelink_bench.report import table
 from cachelink_bench.statistics import Spread, ratios
 
-TARGET: Final = 0.85
-"""Share of the bare gRPC stream's rate that a native handoff with digests has to reach."""
+TIME_TO_SOCKET: Final = 1.1
+"""Time of a native handoff with digests over tcp, by that of a socket copy of the same bytes."""
+
+TIME_TO_BARE: Final = 1.1
+"""Time of a native handoff over the plane that is taken where it can be, by that of bare gRPC."""
+
+CPU_S_PER_GB: Final = 0.6
+"""CPU seconds of both processes for 10⁹ bytes over tcp."""
+
+GRPC_TO_BARE: Final = 0.85
+"""Share of the bare gRPC stream's rate that a native handoff over gRPC has to reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +134,41 @@ def limits_text(native: Parts, rows: Mapping[str, RateRow]) -> str:
     return "limits: " + "; ".join(side.text(name, wall_s) for name, side in ordered)
 
 
-def target_met(rows: Mapping[str, RateRow]) -> bool:
-    """Whether the native handoff reached its share of bare gRPC, by the median of the rounds."""
-    return rows["native"].to_bare.median >= TARGET
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One target.
+
+    Attributes:
+        name: what is compared.
+        measured: by the median of the rounds.
+        target: what it has to be.
+        at_most: whether it is an upper bound.
+    """
+
+    name: str
+    measured: float
+    target: float
+    at_most: bool = True
+
+    @property
+    def met(self) -> bool:
+        """Whether it holds."""
+        return self.measured <= self.target if self.at_most else self.measured >= self.target
+
+    def text(self) -> str:
+        """One line."""
+        sign = "≤" if self.at_most else "≥"
+        word = "met" if self.met else "MISSED"
+        return f"target: {self.name} {self.measured:.2f} {sign} {self.target:g}, {word}"
+
+
+def verdicts(rows: Mapping[str, RateRow], native_bytes: int) -> tuple[Verdict, ...]:
+    """Every target of a native handoff with digests."""
+    tcp, grpc = rows["tcp"], rows["native"]
+    cpu_s = tcp.sender_cpu_s.median + tcp.receiver_cpu_s.median
+    return (
+        Verdict("time over tcp by the socket's", 1 / tcp.to_socket.median, TIME_TO_SOCKET),
+        Verdict("time over tcp by bare gRPC's", 1 / tcp.to_bare.median, TIME_TO_BARE),
+        Verdict("CPU seconds a GB over tcp", cpu_s / native_bytes * 1e9, CPU_S_PER_GB),
+        Verdict("rate over gRPC by bare gRPC's", grpc.to_bare.median, GRPC_TO_BARE, at_most=False),
+    )

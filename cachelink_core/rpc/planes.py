@@ -131,14 +131,15 @@ class GrpcPlane:
 
 
 class TcpPlane:
-    """A connection of its own."""
+    """A connection of its own, which the client keeps afterwards if it is still good."""
 
     scheme: Scheme = "tcp"
 
-    def __init__(self, connection: TcpPush, ticket: bytes) -> None:
+    def __init__(self, connection: TcpPush, ticket: bytes, client: TransferClient) -> None:
         """Takes over a connection."""
         self.framing: Framing = TcpFraming(ticket)
         self._connection = connection
+        self._client = client
 
     def push(
         self, frames: Iterator[Any], *, deadline_s: float, cancelled: Callable[[], bool]
@@ -147,8 +148,11 @@ class TcpPlane:
         return self._connection.push(frames, deadline_s=deadline_s, cancelled=cancelled)
 
     def close(self) -> None:
-        """Closes the connection."""
-        self._connection.close()
+        """Gives the connection back, or closes it."""
+        if self._connection.reusable:
+            self._client.connections.keep(self._connection)
+        else:
+            self._connection.close()
 
 
 def open_plane(
@@ -168,10 +172,13 @@ def open_plane(
 
 
 def _tcp(client: TransferClient, endpoint: Endpoint) -> TcpPlane | None:
+    kept = client.connections.take()
+    if kept is not None:
+        return TcpPlane(kept, endpoint.ticket, client)
     try:
         connection = TcpPush.connect(endpoint, client.address, client.tls)
     except PeerGone as error:
         client.tcp_retry_at_s = time.monotonic() + RETRY_S
         _log.warning("sending over grpc for the next %g s: %s", RETRY_S, error)
         return None
-    return TcpPlane(connection, endpoint.ticket)
+    return TcpPlane(connection, endpoint.ticket, client)

@@ -1,12 +1,17 @@
-"""The sending end of the plane ``tcp``: one connection a handoff."""
+"""The sending end of the plane ``tcp``: connections, each for one handoff after the other.
+
+A connection is kept for the next handoff, because a new one starts slowly: its windows grow with what
+it has moved.
+"""
 
 from __future__ import annotations
 
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Self
+from typing import Final, Self
 
 from google.protobuf.message import DecodeError
 
@@ -27,13 +32,28 @@ from cachelink_core.rpc.tls import TlsFiles, client_context
 from cachelink_core.rpc.transfer_types import Endpoint, PushReceipt
 from cachelink_core.rpc.watchdog import Watchdog
 
+KEPT_S: Final = 20.0
+"""How long an idle connection is used again: shorter than a receiver keeps it, so that it is not closed
+under a handoff that has just begun."""
+
 
 class TcpPush:
-    """One connection to a receiver, for one handoff. A context manager."""
+    """One connection to a receiver, for one handoff at a time. A context manager.
+
+    Attributes:
+        reusable: whether the last handoff ended with a receipt, so that another may follow.
+    """
 
     def __init__(self, connection: FrameSocket, address: str) -> None:
+        self.reusable = False
         self._connection = connection
         self._address = address
+        self._idle_since_s = time.monotonic()
+
+    def fresh(self) -> bool:
+        """Whether an idle connection can be used again: not for too long, and the peer is silent."""
+        rested_s = time.monotonic() - self._idle_since_s
+        return rested_s < KEPT_S and not self._connection.peer_spoke()
 
     @classmethod
     def connect(cls, endpoint: Endpoint, called: str, tls: TlsFiles | None) -> TcpPush:
@@ -81,6 +101,7 @@ class TcpPush:
             Exception: what ``frames`` raised, as it was.
         """
         until_s = time.monotonic() + deadline_s
+        self.reusable = False
 
         def ended() -> bool:
             return time.monotonic() > until_s or (cancelled is not None and cancelled())
@@ -88,7 +109,7 @@ class TcpPush:
         with Watchdog(stall_s, self._connection.shutdown, ended) as watchdog:
             try:
                 self._send(frames, watchdog)
-                return self._receipt()
+                receipt = self._receipt()
             except PeerGone:
                 if watchdog.stalled:
                     if on_stall is not None:
@@ -99,6 +120,8 @@ class TcpPush:
                 if cancelled is not None and cancelled():
                     raise HandoffAborted("given up by its caller") from None
                 raise LinkTimeout(f"not over within {deadline_s:g} s") from None
+        self.reusable, self._idle_since_s = True, time.monotonic()
+        return receipt
 
     def close(self) -> None:
         """Closes the connection."""
@@ -112,6 +135,7 @@ class TcpPush:
 
     def _send(self, frames: Iterator[Outgoing], watchdog: Watchdog) -> None:
         """Sends until the frames end or the receiver says something, which can only be its end."""
+        committed = False
         for frame in frames:
             if self._connection.peer_spoke():
                 return
@@ -124,8 +148,9 @@ class TcpPush:
                 raise
             finally:
                 watchdog.disarm()
-        # Frames that end without a commit are then a stream that was cut, and no silence.
-        self._connection.end_writing()
+            committed = frame.kind is FrameKind.COMMIT
+        if not committed:  # a stream that was cut, and no silence
+            self._connection.end_writing()
 
     def _receipt(self) -> PushReceipt:
         header = self._connection.read_header()
@@ -147,3 +172,40 @@ class TcpPush:
 
 def _secured(plain: socket.socket, host: str, tls: TlsFiles) -> ssl.SSLSocket:
     return client_context(tls).wrap_socket(plain, server_hostname=host)
+
+
+class IdleConnections:
+    """Connections between two handoffs. Safe for threads."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self._lock = threading.Lock()
+        self._kept: list[TcpPush] = []
+        self._closed = False
+
+    def keep(self, connection: TcpPush) -> None:
+        """Takes one that may be used again."""
+        with self._lock:
+            if not self._closed:
+                self._kept.append(connection)
+                return
+        connection.close()
+
+    def take(self) -> TcpPush | None:
+        """One that can be used again, the last used first; those that cannot are closed."""
+        while True:
+            with self._lock:
+                if not self._kept:
+                    return None
+                connection = self._kept.pop()
+            if connection.fresh():
+                return connection
+            connection.close()
+
+    def close(self) -> None:
+        """Closes them, and from now on each that is given back."""
+        with self._lock:
+            self._closed = True
+            kept, self._kept = self._kept, []
+        for connection in kept:
+            connection.close()

@@ -72,10 +72,12 @@ class Outgoing:
     """A frame to be sent.
 
     Attributes:
+        kind: what it is.
         header: its 32 bytes.
         parts: contiguous views whose concatenation is the payload.
     """
 
+    kind: FrameKind
     header: bytes
     parts: Sequence[memoryview | bytes]
 
@@ -91,7 +93,8 @@ def encode_chunk(
 ) -> Outgoing:
     """One chunk; the views are sent as they are, without a copy in between."""
     payload_bytes = sum(memoryview(part).nbytes for part in parts)
-    return Outgoing(_HEADER.pack(_MAGIC, FrameKind.CHUNK, payload_bytes, block, run, digest), parts)
+    header = _HEADER.pack(_MAGIC, FrameKind.CHUNK, payload_bytes, block, run, digest)
+    return Outgoing(FrameKind.CHUNK, header, parts)
 
 
 def encode_commit(seal: Seal) -> Outgoing:
@@ -106,7 +109,7 @@ def encode_message(kind: FrameKind, message: Message) -> Outgoing:
     """A frame that carries a message."""
     data = message.SerializeToString()
     header = _HEADER.pack(_MAGIC, kind, len(data), 0, 0, xxh3_128(data).digest())
-    return Outgoing(header, (data,))
+    return Outgoing(kind, header, (data,))
 
 
 def decode_header(data: bytes | bytearray) -> FrameHeader:

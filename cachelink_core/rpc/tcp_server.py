@@ -11,6 +11,7 @@ import logging
 import secrets
 import socket
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -28,6 +29,7 @@ from cachelink_core.errors import (
 from cachelink_core.handoff.events import Chunk, Open
 from cachelink_core.rpc import convert_transfer as convert
 from cachelink_core.rpc.handlers import Call, Frame, Place, TransferHandler
+from cachelink_core.rpc.pb.cachelink.v1.transfer_pb2 import TransferOpen
 from cachelink_core.rpc.slots import Slots
 from cachelink_core.rpc.status import to_info
 from cachelink_core.rpc.tcp_frames import (
@@ -48,8 +50,11 @@ _log = logging.getLogger(__name__)
 _MOST_TICKETS: Final = 4_096
 """Tickets that are kept: a handoff that was reserved and never opened leaves one behind."""
 
-_WAITING_CONNECTIONS: Final = 16
-"""Connections beyond the slots that may be about to open or to be told why not."""
+_SPARE_CONNECTIONS: Final = 64
+"""Connections beyond the slots: about to open, about to be told why not, or idle between handoffs."""
+
+KEPT_S: Final = 60.0
+"""How long an idle connection is kept for the next handoff of its sender."""
 
 _LINGER_S: Final = 1.0
 _LINGER_BYTES: Final = 64 * limits.MIB
@@ -121,7 +126,7 @@ class TcpServer:
         self._slots = slots
         self._stall_s = stall_s
         self._tickets = Tickets()
-        self._room = threading.BoundedSemaphore(slots.limit + _WAITING_CONNECTIONS)
+        self._room = threading.BoundedSemaphore(slots.limit + _SPARE_CONNECTIONS)
         self._lock = threading.Lock()
         self._streams: set[_Stream] = set()
         self._stopping = threading.Event()
@@ -166,13 +171,28 @@ class TcpServer:
                 if self._stopping.wait(0.1):  # out of descriptors, perhaps: not in a circle
                     return
                 continue
-            if not self._room.acquire(blocking=False):
+            if not self._make_room():
                 connection.close()
                 continue
             stream = _Stream(self, connection, f"{peer[0]}:{peer[1]}")
             with self._lock:
                 self._streams.add(stream)
             stream.start()
+
+    def _make_room(self) -> bool:
+        """Room for one more connection, if need be that of an idle one."""
+        if self._room.acquire(blocking=False):
+            return True
+        with self._lock:
+            idle = min(
+                (stream for stream in self._streams if stream.idle_since_s),
+                key=lambda stream: stream.idle_since_s,
+                default=None,
+            )
+        if idle is None:
+            return False
+        idle.shutdown()
+        return self._room.acquire(timeout=limits.CONNECT_DEADLINE_S)
 
     def _serve(self, stream: _Stream, connection: socket.socket) -> None:
         """One connection, in its own thread."""
@@ -196,46 +216,67 @@ class TcpServer:
             connection = self._context.wrap_socket(connection, server_side=True)
         link = FrameSocket(connection)
         stream.link = link
+        while (opened := self._opened(stream, link)) is not None:
+            receipt = self._taken(stream, link, *opened)
+            if receipt is None:
+                return
+            # Its slot is free by now: whoever has the receipt may begin the next handoff at once.
+            link.send(encode_message(FrameKind.RECEIPT, convert.push_receipt_to(receipt)))
+            stream.rest()
+
+    def _opened(self, stream: _Stream, link: FrameSocket) -> tuple[Open, str] | None:
+        """What the next handoff begins with, and its tenant; None when there is none."""
         try:
-            receipt = self._taken(stream, link)
+            link.set_timeout(KEPT_S if stream.idle_since_s else limits.CONNECT_DEADLINE_S)
+            header = link.read_header()
+            if header is None and stream.idle_since_s:
+                return None
+            stream.begin()
+            opening = _opening(link, header)
+            tenant = self._tickets.redeem(opening.handoff_id, opening.ticket)
+        except CacheLinkError as error:
+            if not stream.idle_since_s:  # else nobody asked for anything
+                _refuse(link, error)
+            return None
+        link.set_timeout(None)
+        return Open(opening.handoff_id, opening.receiver_epoch), tenant
+
+    def _taken(
+        self, stream: _Stream, link: FrameSocket, opening: Open, tenant: str
+    ) -> PushReceipt | None:
+        """Takes one handoff; None if it was refused."""
+        try:
+            with (
+                self._slots.take(),
+                # Reading alone is ended, so that the sender can still be told why.
+                Watchdog(self._stall_s, link.end_reading, stream.ended) as watchdog,
+            ):
+                frames = TcpFrames(link, opening, watchdog, self._stall_s)
+                stream.frames = frames
+                call = Call(tenant, self._stopping.is_set, stream.peer)
+                receipt = self._handler.push(frames, call)
+                stream.installed = True
+                return receipt
         except CacheLinkError as error:
             _refuse(link, error)
-            return
         except Exception:  # noqa: BLE001 - the boundary: logged here, the peer gets no details
             _log.exception("unexpected error in a data connection")
             _refuse(link, InternalError("a bug in this daemon; its log has the details"))
-            return
-        # Its slot is free by now: whoever has the receipt may begin the next handoff at once.
-        link.send(encode_message(FrameKind.RECEIPT, convert.push_receipt_to(receipt)))
-        link.end_writing()
+        return None
 
-    def _taken(self, stream: _Stream, link: FrameSocket) -> PushReceipt:
-        """Takes one handoff."""
-        opening, tenant = self._opened(link)
-        with (
-            self._slots.take(),
-            # Reading alone is ended, so that the sender can still be told why.
-            Watchdog(self._stall_s, link.end_reading, stream.ended) as watchdog,
-        ):
-            frames = TcpFrames(link, opening, watchdog, self._stall_s)
-            stream.frames = frames
-            call = Call(tenant, self._stopping.is_set, stream.peer)
-            receipt = self._handler.push(frames, call)
-            stream.installed = True
-            return receipt
 
-    def _opened(self, link: FrameSocket) -> tuple[Open, str]:
-        link.set_timeout(limits.CONNECT_DEADLINE_S)
-        header = link.read_header()
-        if header is None or header.kind is not FrameKind.OPEN:
-            what = "nothing" if header is None else header.kind.name.lower()
-            raise RemoteProtocolError(f"the stream began with {what}, not with open")
-        payload = link.read_payload(header)
-        check_digest(header, payload)
-        opening = decode_open(payload)
-        tenant = self._tickets.redeem(opening.handoff_id, opening.ticket)
-        link.set_timeout(None)
-        return Open(opening.handoff_id, opening.receiver_epoch), tenant
+def _opening(link: FrameSocket, header: FrameHeader | None) -> TransferOpen:
+    """The open that a stream must begin with.
+
+    Raises:
+        CacheLinkError: it begins with something else, or is malformed.
+    """
+    if header is None or header.kind is not FrameKind.OPEN:
+        what = "nothing" if header is None else header.kind.name.lower()
+        raise RemoteProtocolError(f"the stream began with {what}, not with open")
+    payload = link.read_payload(header)
+    check_digest(header, payload)
+    return decode_open(payload)
 
 
 class TcpFrames:
@@ -329,12 +370,21 @@ class _Stream(threading.Thread):
         self.link: FrameSocket | None = None
         self.frames: TcpFrames | None = None
         self.installed = False
+        self.idle_since_s = 0.0
         self._server = server
         self._connection = connection
 
     def run(self) -> None:
         """Serves it."""
         self._server._serve(self, self._connection)  # noqa: SLF001 - its other half
+
+    def rest(self) -> None:
+        """Its handoff is over; the connection waits for the next one."""
+        self.frames, self.idle_since_s, self.installed = None, time.monotonic(), False
+
+    def begin(self) -> None:
+        """A handoff begins."""
+        self.idle_since_s = 0.0
 
     def ended(self) -> bool:
         """Asked by the watchdog."""
@@ -368,7 +418,7 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(_WAITING_CONNECTIONS)
+        listener.listen(_SPARE_CONNECTIONS)
     except OSError as error:
         listener.close()
         raise ConfigError(f"data address {host}:{port} cannot be bound: {error}") from error

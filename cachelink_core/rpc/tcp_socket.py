@@ -3,8 +3,8 @@
 Plain sockets gather and scatter in the kernel: a chunk goes from the sender's cache to the receiver's
 with no copy in either process. TLS has to encrypt, so there each view is written and read by itself.
 
-The socket blocks without a timeout, so that one system call moves a whole chunk; whoever must not
-wait forever has a watchdog that calls ``shutdown``, which ends any call at once.
+The socket blocks without a timeout, which costs no extra system call; whoever must not wait forever
+has a watchdog that calls ``shutdown``, which ends any call at once.
 """
 
 from __future__ import annotations
@@ -178,12 +178,10 @@ class FrameSocket:
         return True
 
     def _read_some(self, pending: list[memoryview]) -> int:
-        if self._secured:
+        # Not MSG_WAITALL: the kernel then wakes the reader late, and the window stays closed.
+        if self._secured or len(pending) == 1:
             return self._socket.recv_into(pending[0])
-        # MSG_WAITALL: one call a chunk, not one for each segment that arrives.
-        if len(pending) == 1:
-            return self._socket.recv_into(pending[0], 0, socket.MSG_WAITALL)
-        return self._socket.recvmsg_into(pending[:_MOST_VECTORS], 0, socket.MSG_WAITALL)[0]
+        return self._socket.recvmsg_into(pending[:_MOST_VECTORS])[0]
 
 
 def _behind(views: list[memoryview], count: int) -> list[memoryview]:

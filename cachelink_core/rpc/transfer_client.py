@@ -25,6 +25,7 @@ from cachelink_core.rpc.pb.cachelink.v1 import transfer_pb2 as pb
 from cachelink_core.rpc.pb.cachelink.v1.receiver_pb2_grpc import ReceiverServiceStub
 from cachelink_core.rpc.pb.cachelink.v1.transfer_pb2_grpc import TransferServiceStub
 from cachelink_core.rpc.status import error_from
+from cachelink_core.rpc.tcp_client import IdleConnections
 from cachelink_core.rpc.tls import TlsFiles
 from cachelink_core.rpc.transfer_types import HandoffStatus, PushReceipt, Reservation
 from cachelink_core.rpc.types import NodeInfo
@@ -46,6 +47,7 @@ class TransferClient:
     Attributes:
         address: as given.
         tls: as given.
+        connections: idle ones of the plane ``tcp``, for ``open_plane``.
         tcp_retry_at_s: until then, monotonic, the plane ``tcp`` is not tried; set by ``open_plane``.
     """
 
@@ -71,6 +73,7 @@ class TransferClient:
         self.address = address
         self.tls = tls
         self.tcp_retry_at_s = 0.0
+        self.connections = IdleConnections()
         self._metadata = bearer(token)
         # After a failure of the link the next Reserve waits for a new connection, so that a
         # receiver which was restarted is found again; while all is well it costs no round trip.
@@ -197,7 +200,8 @@ class TransferClient:
         return freed_bytes
 
     def close(self) -> None:
-        """Closes the channel; running calls end with PeerGone."""
+        """Closes the channel and idle connections; running calls end with PeerGone."""
+        self.connections.close()
         self._channel.close()
 
     def __enter__(self) -> Self:

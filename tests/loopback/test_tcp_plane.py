@@ -15,7 +15,7 @@ import torch
 
 from cachelink_core import errors, limits
 from cachelink_core.engine import chunks
-from cachelink_core.rpc import frames, tcp_frames
+from cachelink_core.rpc import frames, tcp_client, tcp_frames, tcp_server
 from cachelink_core.rpc.client import HeldCache, TlsFiles, TokenIds
 from cachelink_core.rpc.pb.cachelink.v1 import common_pb2
 from cachelink_core.rpc.status import from_info
@@ -192,7 +192,7 @@ def raw_reply(pair, data: bytes) -> errors.CacheLinkError | None:
         link = FrameSocket(connection)
         link.set_timeout(20.0)
         with contextlib.suppress(errors.PeerGone):
-            link.send(tcp_frames.Outgoing(b"", [data]))
+            link.send(tcp_frames.Outgoing(tcp_frames.FrameKind.CHUNK, b"", [data]))
         link.end_writing()
         try:
             header = link.read_header()
@@ -266,10 +266,17 @@ def wait_for(condition, deadline_s: float = 5.0) -> bool:
 
 
 def streams() -> int:
+    """Connections that receivers of this process serve, idle ones included."""
     return sum(thread.name == "tcp-stream" for thread in threading.enumerate())
 
 
-def test_an_abort_ends_a_silent_stream_at_once(pair, offer):
+@pytest.fixture
+def idle(pair):
+    """Connections that were there before the test."""
+    return streams()
+
+
+def test_an_abort_ends_a_silent_stream_at_once(pair, idle, offer):
     """The destination of an ended handoff is not held by a sender that says nothing more."""
     messages = [offer.tcp_frame(message) for message in offer.messages()]
     caught: list[BaseException] = []
@@ -291,7 +298,7 @@ def test_an_abort_ends_a_silent_stream_at_once(pair, offer):
     thread.start()
     assert wait_for(lambda: pair.transfer.status(offer.header.handoff_id).state == "Receiving")
     pair.transfer.abort(offer.header.handoff_id, "test")
-    assert wait_for(lambda: streams() == 0)
+    assert wait_for(lambda: streams() == idle)
     assert pair.receiver_node.parts.store.stats().reserved_bytes == 0
     silent.set()
     thread.join(10.0)
@@ -337,25 +344,59 @@ def test_a_connection_that_says_nothing_is_ended(pair, monkeypatch):
     assert from_info(common_pb2.ErrorInfo.FromString(data[32:])).reason == "peer_gone"
 
 
-def test_more_connections_than_there_is_room_for_are_closed(pair):
-    room = pair.receiver_node.parts.transfers.limit + 16
+def test_more_connections_than_there_is_room_for_are_closed(pair, idle, monkeypatch):
+    room = pair.receiver_node.parts.transfers.limit + 64
     host, _, port = pair.receiver.addresses["tcp"].rpartition(":")
+    before = pair.ask_sender.handoff(TokenIds(IDS), "local", codec="int8")
+    assert before.data_plane == "tcp"
+    monkeypatch.setattr(limits, "CONNECT_DEADLINE_S", 60.0)
+    # The last of them takes the place of the sender's idle connection.
     held = [socket.create_connection((host, int(port)), 5.0) for _ in range(room)]
     try:
-        assert wait_for(lambda: streams() == room)
+        assert wait_for(lambda: streams() >= room)
         with socket.create_connection((host, int(port)), 5.0) as one_too_many:
             one_too_many.settimeout(3.0)
             assert one_too_many.recv(1) == b""
     finally:
         for connection in held:
             connection.close()
-    assert wait_for(lambda: streams() == 0)
+    assert wait_for(lambda: streams() <= idle)
     receipt = pair.ask_sender.handoff(TokenIds(IDS), "local")
     assert receipt.data_plane == "tcp"
     pair.ask_receiver.answer(HeldCache(receipt.cache_id), TokenIds((5,))).text()
 
 
+def test_a_connection_serves_one_handoff_after_the_other(pair):
+    pair.ask_sender.handoff(TokenIds(IDS), "local")
+    before = streams()
+    for codec in ("int8", "int4"):
+        assert pair.ask_sender.handoff(TokenIds(IDS), "local", codec=codec).data_plane == "tcp"
+    assert streams() == before
+
+
+def test_an_idle_connection_that_the_receiver_closed_is_not_used(pair, monkeypatch):
+    monkeypatch.setattr(tcp_server, "KEPT_S", 0.2)
+    receipt = pair.ask_sender.handoff(TokenIds(IDS), "local")
+    count = streams()
+    assert wait_for(lambda: streams() < count)
+    pair.ask_receiver.evict(receipt.cache_id)
+    assert pair.ask_sender.handoff(TokenIds(IDS), "local").data_plane == "tcp"
+
+
+def test_an_idle_connection_is_not_kept_for_too_long(pair, monkeypatch):
+    receipt = pair.ask_sender.handoff(TokenIds(IDS), "local")
+    kept = pair.sender_node._peers.client("local").connections
+    with_one = kept.take()
+    assert with_one is not None
+    kept.keep(with_one)
+    monkeypatch.setattr(tcp_client, "KEPT_S", 0.0)
+    assert kept.take() is None
+    pair.ask_receiver.evict(receipt.cache_id)
+    assert pair.ask_sender.handoff(TokenIds(IDS), "local").data_plane == "tcp"
+
+
 def test_stopping_the_receiver_ends_its_streams(engines):
+    before = streams()
     with pair_of(engines("llama"), engines("llama", side="receiver")) as pair:
         offer = Offer(pair)
         offer.reserve()
@@ -369,7 +410,7 @@ def test_stopping_the_receiver_ends_its_streams(engines):
 
         with link, pytest.raises(errors.CacheLinkError):
             link.push(stopped(), deadline_s=20.0)
-        assert wait_for(lambda: streams() == 0)
+        assert wait_for(lambda: streams() <= before)
 
 
 def test_a_frame_of_a_receiver_is_not_a_senders(pair, offer):

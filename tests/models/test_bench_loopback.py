@@ -45,7 +45,7 @@ def ran(model, tmp_path_factory):
 def test_every_arm_is_measured_in_every_round(ran):
     document, _, _ = ran
     assert document["config"]["tokens"] == SMOKE_TOKENS
-    assert list(document["arms"]) == ["native", "int8", "bare", "socket"]
+    assert list(document["arms"]) == ["tcp", "native", "int8", "bare", "socket"]
     for arm in document["arms"].values():
         assert arm["cpu_to_bare"]["median"] > 0
         assert len(arm["wall_s"]["runs"]) == len(arm["to_bare"]["runs"]) == SMOKE_ROUNDS
@@ -61,7 +61,7 @@ def test_the_last_line_is_the_document_and_the_report_has_the_rest(ran):
     assert json.loads(lines[-1]) == document
     assert markdown == "\n".join(lines[:-1]) + "\n"
     assert "memcpy" in lines[1]
-    for word in ("CacheLink int8", "framed socket", "limits: ", "target: 0.85"):
+    for word in ("CacheLink int8", "framed socket", "limits: ", "target: time over tcp"):
         assert word in markdown
 
 

@@ -64,8 +64,9 @@ def make_rows(cases: Sequence[Case], size: Size, samples: Sequence[Sample]) -> t
 
 def rows_text(rows: Sequence[Row], size: Size) -> str:
     """The table: medians, the largest of all runs, and the targets beside them."""
-    header = ("codec, plane", "receiver MB", "largest", "of the cache", "target")
-    header += ("sender MB", "largest", "blocks", "target", "verdict")
+    receiver_header = ("receiver MB", "largest", "of the cache", "target")
+    sender_header = ("sender MB", "largest", "blocks", "target")
+    header = ("codec, plane", *receiver_header, *sender_header, "verdict")
     body = []
     for row in rows:
         receiver, sender = max(row.receiver_bytes.runs), max(row.sender_bytes.runs)

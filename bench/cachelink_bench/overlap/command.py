@@ -111,6 +111,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cases", default=",".join(CASES), help="of " + ", ".join(CASES))
     parser.add_argument("--ratios", default="0.5,1,2", help="prefill seconds over link seconds")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--plane", choices=("grpc", "tcp"), default="", help="default: the daemons'"
+    )
     parser.add_argument("--smoke", action="store_true", help="one short round")
     parser.add_argument(
         "--timeline", type=Path, metavar="BASE",
@@ -185,7 +188,7 @@ def _measured(options: argparse.Namespace, cores: Cores, folder: Path) -> Measur
     ids, receivers = _prepare(options, source, folder)
     with (
         emulated_link(parse_link(_FIRST_RATE)) as link,
-        _nodes(link, cores, source, options.block_tokens, receivers, folder) as both,
+        _nodes(link, cores, source, options, receivers, folder) as both,
     ):
         task = Task(link, *both, options.cases, options.ratios, ids, options.rounds)
         command = [*link.within("sender"), sys.executable, "-m", "cachelink_bench.overlap.measure"]
@@ -240,13 +243,14 @@ def _nodes(
     link: EmulatedLink,
     cores: Cores,
     source: Path,
-    block_tokens: int,
+    options: argparse.Namespace,
     receivers: Mapping[str, Sequence[str]],
     folder: Path,
 ) -> Iterator[tuple[Nodes, Nodes]]:
-    sender = [*_daemon(source), "--block-tokens", str(block_tokens)]
+    sender = [*_daemon(source), "--block-tokens", str(options.block_tokens)]
+    rest = (sender, receivers, options.plane, folder)
     with (
-        pinned_nodes(link, cores, OVERLAP_DAEMONS, sender, receivers, folder) as overlap,
-        pinned_nodes(link, cores, SERIAL_DAEMONS, sender, receivers, folder) as serial,
+        pinned_nodes(link, cores, OVERLAP_DAEMONS, *rest) as overlap,
+        pinned_nodes(link, cores, SERIAL_DAEMONS, *rest) as serial,
     ):
         yield overlap, serial

@@ -91,6 +91,7 @@ class Row(msgspec.Struct, frozen=True):
         ratio: aimed at.
         rate_bits: of the shaper.
         wire_bytes: of the payload.
+        plane: data plane that carried it.
         spreads: by name of a field or property of ``Figures``.
         target: figure that the tail is judged by: ``tail_blocks``, or ``entry_blocks`` where the
             link is the slowest stage and holds blocks back that were prefilled long ago.
@@ -100,6 +101,7 @@ class Row(msgspec.Struct, frozen=True):
     ratio: float
     rate_bits: int
     wire_bytes: int
+    plane: str
     spreads: dict[str, Spread]
     target: str
 
@@ -138,6 +140,7 @@ def make_rows(runs: Iterable[Run], mapped: Sequence[str]) -> tuple[Row, ...]:
                 ratio=ratio,
                 rate_bits=moved.rate_bits,
                 wire_bytes=moved.receipt.wire_bytes,
+                plane=moved.receipt.data_plane,
                 spreads=spreads,
                 target="entry_blocks" if bound else "tail_blocks",
             )

@@ -61,6 +61,7 @@ def pinned_nodes(
     daemons: Mapping[Side, Command],
     sender_options: Sequence[str],
     receiver_options: Mapping[str, Sequence[str]],
+    plane: str,
     logs: Path,
 ) -> Iterator[Nodes]:
     """Starts a sender and any number of receivers; leaving the ``with`` ends them.
@@ -71,6 +72,7 @@ def pinned_nodes(
         daemons: what runs on each side.
         sender_options: of the sender's command line.
         receiver_options: of each receiver's, by its name in the sender's list.
+        plane: the data plane to use; empty for what the daemons choose.
         logs: folder for standard errors.
 
     When anything in the ``with`` fails, the ends of all logs go to standard error.
@@ -97,7 +99,8 @@ def pinned_nodes(
         }
         sender = start("sender", "sender", ["--config", "/dev/stdin", *sender_options])
         addresses = {name: each.wait_ready()["grpc"] for name, each in receivers.items()}
-        sender.configure({"receivers": addresses, "link_rate": _LINK_RATE})
+        planes = {"data_planes": [plane]} if plane else {}
+        sender.configure({"receivers": addresses, "link_rate": _LINK_RATE, **planes})
         try:
             yield Nodes(sender.wait_ready()["grpc"], addresses)
         except CacheLinkError:

@@ -40,7 +40,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     spreads = row.spreads
     translate = spreads["translate_s"].median
     return (
-        row.case,
+        f"{row.case}, {row.plane}" if row.plane else row.case,
         f"{spreads['ratio'].median:.2f}",
         f"{row.rate_bits / 1e6:.1f}",
         *(f"{spreads[name].median:.3f}" for name in ("prefill_s", "link_s")),

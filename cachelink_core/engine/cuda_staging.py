@@ -41,8 +41,8 @@ class CudaStaging:
             device: a CUDA device.
         """
         self._device = device
-        self._copies = torch.cuda.Stream(device)
-        self._work = torch.cuda.Stream(device)
+        self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._work = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         given = torch.cuda.current_stream(device).record_event()
         self._copies.wait_event(given)
         self._work.wait_event(given)
@@ -125,7 +125,7 @@ class _CudaDownload:
 
 def _record(stream: torch.cuda.Stream) -> torch.cuda.Event:
     # Blocking: the waiting thread sleeps, since the processor has other threads to run.
-    event = torch.cuda.Event(blocking=True)
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(stream)
     return event
 

@@ -158,13 +158,20 @@ class HostStaging:
         return _Here(whole)
 
     def mark(self) -> Mark:
-        """Here already."""
-        return _Here(torch.empty(0))
+        """Reached already."""
+        return _Reached()
+
+
+class _Reached:
+    """A point behind which nothing is under way."""
+
+    def wait(self) -> None:
+        """Returns at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Here:
-    """What has been waited for."""
+    """Bytes that are where they belong."""
 
     held: Tensor
 

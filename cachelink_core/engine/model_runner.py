@@ -77,8 +77,7 @@ class ModelRunner:
                 cache.set_length(begin)
                 raise
             assert cache.length == begin + len(ids), "the model did not write to its cache"
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
+            wait_for_stream(self.device, spinning=urgent)
             return Forward(logits, self._model_tokens - counted, turn.waited_s)
 
     def _run(self, cache: PrefixCache, ids: Sequence[int], *, every_logit: bool) -> Tensor:
@@ -98,6 +97,19 @@ class ModelRunner:
     def _count(self, _module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         # Inside a turn at the device: no two threads add at once.
         self._model_tokens += args[0].numel()
+
+
+def wait_for_stream(device: torch.device, *, spinning: bool) -> None:
+    """Waits for what this thread's stream was given, and for no other stream's copies.
+
+    Args:
+        device: nothing to wait for unless it is CUDA.
+        spinning: burn the processor rather than wake up some microseconds late.
+    """
+    if device.type == "cuda":
+        event = torch.cuda.Event(blocking=not spinning)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        event.synchronize()
 
 
 def cache_argument(model: PreTrainedModel) -> str:

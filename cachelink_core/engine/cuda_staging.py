@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -27,13 +28,17 @@ from cachelink_core.engine.staging import (
 
 
 class CudaStaging:
-    """One handoff's two streams. Torch takes streams from a pool, so many handoffs cost no more."""
+    """One handoff's part of its device's two streams, which all handoffs there share.
+
+    Streams of its own would give each a share of the allocator's memory of its own: with blocks for
+    the mapper, gigabytes that no other handoff can use.
+    """
 
     chunks_ahead = RING_SLOTS
     blocks_ahead = BLOCKS_AHEAD
 
     def __init__(self, device: torch.device) -> None:
-        """Creates both streams, behind everything that the current one has been given so far.
+        """Puts both streams behind everything that the current one has been given so far.
 
         So tensors that were allocated and written before may be used in ``run`` at once.
 
@@ -41,8 +46,8 @@ class CudaStaging:
             device: a CUDA device.
         """
         self._device = device
-        self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._work = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self._copies, self._work = streams(index)
         given = torch.cuda.current_stream(device).record_event()
         self._copies.wait_event(given)
         self._work.wait_event(given)
@@ -91,6 +96,16 @@ class CudaStaging:
         return _CudaMark((_record(self._copies), _record(self._work)))
 
 
+@cache
+def streams(index: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """The streams for copies and for work of one CUDA device."""
+    copies, work = (
+        torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
+        for _ in range(2)
+    )
+    return copies, work
+
+
 @dataclass(frozen=True, slots=True)
 class _CudaMark:
     events: tuple[torch.cuda.Event, ...]
@@ -134,4 +149,4 @@ def _page_locked(nbytes: int) -> Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 
-__all__ = ["CudaStaging"]
+__all__ = ["CudaStaging", "streams"]

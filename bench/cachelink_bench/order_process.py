@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
@@ -82,7 +83,7 @@ class OrderProcess:
         try:
             self.ready: dict[str, Any] = self._read(start_deadline_s)
         except BaseException:
-            self.close()
+            self.kill()
             raise
 
     def ask(self, *, deadline_s: float = ORDER_DEADLINE_S, **order: object) -> dict[str, Any]:
@@ -92,11 +93,9 @@ class OrderProcess:
             ConfigError: the process has ended, or does not reply in time; it is then ended.
         """
         assert self._process.stdin is not None, "opened as a pipe"
-        try:
+        with suppress(BrokenPipeError):  # it has ended; reading says so
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended; reading says so
         return self._read(deadline_s)
 
     def cpu_s(self) -> float:
@@ -115,22 +114,24 @@ class OrderProcess:
     def close(self) -> None:
         """Ends it: by the end of its input, or by force."""
         assert self._process.stdin is not None, "opened as a pipe"
-        assert self._process.stdout is not None, "opened as a pipe"
         self.go_on()
         try:
             self._process.stdin.close()
             self._process.wait(timeout=_END_S)
         except (BrokenPipeError, subprocess.TimeoutExpired):
+            pass  # it is ended by force
+        finally:
             self.kill()
-        except BaseException:
-            self.kill()
-            raise
-        self._process.stdout.close()
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Ends it at once, if it has not ended."""
+        assert self._process.stdin is not None, "opened as a pipe"
+        assert self._process.stdout is not None, "opened as a pipe"
         self._process.kill()
         self._process.wait()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.stdout.close()
 
     def __enter__(self) -> Self:
         return self

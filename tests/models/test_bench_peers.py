@@ -37,6 +37,8 @@ TOKENS = 70
 BLOCK = 32
 OURS = ("native", "native-no-digests", "int8", "int4")
 KIB = 1024
+START_S = 200
+"""A busy machine must not look like a missing peer."""
 
 END = """
     from cachelink_bench.peers.plain_socket import Receiver, Sender as Honest
@@ -55,7 +57,10 @@ def model(tmp_path_factory):
 
 
 def options(model, *more: object) -> list[str]:
-    given = ["--model", model, "--tokens", TOKENS, "--block-tokens", BLOCK, *more]
+    given = [
+        "--model", model, "--tokens", TOKENS, "--block-tokens", BLOCK,
+        "--start-deadline", START_S, *more,
+    ]  # fmt: skip
     return ["peers", "--smoke", *map(str, given)]
 
 
@@ -201,10 +206,10 @@ def test_a_peer_that_dies_is_left_out_and_the_others_go_on(field):
 
 def test_a_peer_that_does_not_start_in_time_is_left_out(field):
     began = time.monotonic()
-    running, _ = field(1, deadline_s=8.0, sleeping="", good="return super().send()")
-    assert running.left_out == {"sleeping": "receiver: the other process was silent for 8 s"}
+    running, _ = field(1, deadline_s=12.0, sleeping="", good="return super().send()")
+    assert running.left_out == {"sleeping": "receiver: the other process was silent for 12 s"}
     assert sum(run.row == "good" for run in running.runs) == 1
-    assert time.monotonic() - began < 50
+    assert time.monotonic() - began < 60
 
 
 def test_chunks_of_a_payload_differ_and_it_ends_with_a_whole_token(model, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from cachelink_core.errors import ConfigError
 from cachelink_core.limits import MIB
 
 SIZES: Final = (16.0, 64.0, 256.0)
-ROUNDS: Final = (20, 12, 6)
+ROUNDS: Final = (20, 12, 8)
 """Of each size: small ones are short, and vary more."""
 
 _MOST_S: Final = 30.0

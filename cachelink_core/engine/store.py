@@ -17,18 +17,8 @@ from contextlib import contextmanager
 from cachelink_core.codec_spec import TRUST_ORDER, Trust
 from cachelink_core.engine.sharing import alone, together
 from cachelink_core.engine.store_handles import Entry, Lease, Reservation
-from cachelink_core.engine.stored_cache import (
-    Evicted,
-    EvictReason,
-    Listed,
-    StoredCache,
-    StoreStats,
-)
-from cachelink_core.errors import (
-    BudgetExceeded,
-    InternalError,
-    UnknownCache,
-)
+from cachelink_core.engine.stored_cache import Evicted, EvictReason, Listed, StoredCache, StoreStats
+from cachelink_core.errors import BudgetExceeded, InternalError, UnknownCache
 from cachelink_core.kv.branch import room_bytes
 
 

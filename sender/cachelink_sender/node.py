@@ -68,7 +68,7 @@ class SenderNode(BaseNode):
             reader=HeldReader(prefixes, parts.store),
             arrivals=NoArrivals(),
             block_tokens=config.block_tokens,
-            overlap="wait",
+            overlap="share",
         )
 
     @property

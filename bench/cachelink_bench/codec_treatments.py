@@ -50,6 +50,7 @@ class Handover:
             wire = b"".join(encoder.encode(block, run))
             installer.install(block, run, memoryview(wire))
             sent += len(wire)
+        installer.finish()
         return sent
 
     def header(self, engine: TransformersEngine, subject: Subject) -> Header:

@@ -61,6 +61,7 @@ def measure_parts(subject: Subject, codec: str) -> Parts:
     def install() -> None:
         for index, view in zip(chunks, views, strict=True):
             installer.install(*index, view)
+        installer.finish()
 
     target = bytearray(max(map(len, wires)))
 

@@ -161,6 +161,7 @@ def _described(info: NodeInfo) -> dict[str, str]:
         "identity": identity.digest()[:16],
         "architecture": identity.architecture,
         "dtype": identity.dtype,
+        "device": f"{info.device or '-'}, attention {info.attention or '-'}",
         "config": identity.config_digest[:16],
         "weights": identity.weights_digest[:16],
         "vocabulary": identity.vocabulary_digest[:16],

@@ -32,7 +32,14 @@ from torch import Tensor
 from cachelink_core.codec_spec import TensorKind, wire_dtype
 from cachelink_core.codecs.base import TensorCodec
 from cachelink_core.codecs.grouping import PlannedSegment, SlicePlan, channel_groups, plan_slice
-from cachelink_core.codecs.native import TORCH_DTYPES, Bytes, byte_view, check_length, read_rows
+from cachelink_core.codecs.native import (
+    TORCH_DTYPES,
+    Bytes,
+    byte_view,
+    check_length,
+    numbers,
+    read_rows,
+)
 from cachelink_core.errors import CorruptChunk, InvalidRequest
 
 SMALLEST_SCALE: Final = 2.0**-96
@@ -66,19 +73,8 @@ class AffineCodec(TensorCodec):
         Raises:
             InvalidRequest: the tensor holds NaN or infinities, or a range beyond bfloat16.
         """
-        rows = tensor.detach()
-        plan = self._plan(rows, kind, start)
-        whole = torch.empty(plan.payload_bytes, dtype=torch.uint8, device=rows.device)
-        for part in plan.segments:
-            piece = rows[:, part.first : part.stop]
-            if part.quantized:
-                self._quantize(piece.float(), kind, part, whole)
-            else:
-                _put(
-                    whole[part.data],
-                    piece.to(TORCH_DTYPES[wire_dtype(self.spec, kind, self.dtype)]),
-                )
-        payload = byte_view(whole.cpu())
+        plan = self._plan(tensor, kind, start)
+        payload = byte_view(self._whole(tensor, kind, plan).cpu())
         if fault := _statistics_fault(np.asarray(payload), plan, kind):
             raise InvalidRequest(
                 f"codec {self.spec.id} cannot quantize this {kind} slice at position {start}: "
@@ -101,6 +97,42 @@ class AffineCodec(TensorCodec):
                 self._dequantize(whole, kind, part, target)
             else:
                 read_rows(raw[part.data], wire_dtype(self.spec, kind, self.dtype), target)
+
+    def encode_parts(self, tensor: Tensor, kind: TensorKind, start: int) -> list[Tensor]:
+        """One buffer, written in place where the tensor lies."""
+        return [self._whole(tensor, kind, self._plan(tensor, kind, start))]
+
+    def fault(
+        self, payload: memoryview, kind: TensorKind, start: int, shape: tuple[int, int, int]
+    ) -> str | None:
+        """Looks at scales and zero points."""
+        heads, tokens, dim = shape
+        plan = plan_slice(self.spec, kind, self.dtype, heads, dim, start, start + tokens)
+        check_length(payload, plan.payload_bytes)
+        return _statistics_fault(np.frombuffer(payload, np.uint8), plan, kind)
+
+    def decode_from(self, raw: Tensor, kind: TensorKind, start: int, out: Tensor) -> None:
+        """Dequantizes, and scatters native rows."""
+        wire = TORCH_DTYPES[wire_dtype(self.spec, kind, self.dtype)]
+        for part in self._plan(out, kind, start).segments:
+            target = out[:, part.first : part.stop]
+            if part.quantized:
+                self._dequantize(raw, kind, part, target)
+            else:
+                target.copy_(numbers(raw[part.data], wire).view(target.shape))
+
+    def _whole(self, tensor: Tensor, kind: TensorKind, plan: SlicePlan) -> Tensor:
+        """The payload ``[B]``, on the tensor's device."""
+        rows = tensor.detach()
+        whole = torch.empty(plan.payload_bytes, dtype=torch.uint8, device=rows.device)
+        for part in plan.segments:
+            piece = rows[:, part.first : part.stop]
+            if part.quantized:
+                self._quantize(piece.float(), kind, part, whole)
+            else:
+                wire = TORCH_DTYPES[wire_dtype(self.spec, kind, self.dtype)]
+                _put(whole[part.data], piece.to(wire))
+        return whole
 
     def _plan(self, tensor: Tensor, kind: TensorKind, start: int) -> SlicePlan:
         heads, tokens, dim = tensor.shape

@@ -58,6 +58,48 @@ class TensorCodec(ABC):
                 written.
         """
 
+    # The same in three steps, for payloads that are copied to or from a device in between.
+
+    @abstractmethod
+    def encode_parts(self, tensor: Tensor, kind: TensorKind, start: int) -> list[Tensor]:
+        """Encodes on the tensor's device; what comes out has yet to be held against ``fault``.
+
+        Args:
+            tensor: as for ``encode``.
+            kind: keys or values.
+            start: absolute position of the first token.
+
+        Returns:
+            Contiguous uint8 tensors ``[B]``, whose concatenation is the payload.
+        """
+
+    @abstractmethod
+    def fault(
+        self, payload: memoryview, kind: TensorKind, start: int, shape: tuple[int, int, int]
+    ) -> str | None:
+        """What is wrong with a payload on the host, as far as it can be told before decoding.
+
+        Args:
+            payload: of one slice.
+            kind: keys or values.
+            start: absolute position of the first token.
+            shape: H, T, D of the slice.
+
+        Raises:
+            CorruptChunk: a wrong length.
+        """
+
+    @abstractmethod
+    def decode_from(self, raw: Tensor, kind: TensorKind, start: int, out: Tensor) -> None:
+        """Decodes on the device where both lie; ``fault`` has found nothing.
+
+        Args:
+            raw: the payload, ``[B]`` uint8, contiguous.
+            kind: keys or values.
+            start: absolute position of the first token.
+            out: as for ``decode``.
+        """
+
 
 class Packing(ABC):
     """Packs the payload of one chunk. Stateless."""

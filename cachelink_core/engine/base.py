@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from cachelink_core.codec_spec import TensorKind
+from cachelink_core.engine.staging import Staging
 from cachelink_core.identity import ModelIdentity
 from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.manifest import QueryFrame
@@ -177,6 +178,10 @@ class Engine(Protocol):
         """Of the caches."""
 
     @property
+    def attention(self) -> str:
+        """Implementation of attention, by transformers' name. Bits are equal only where it is."""
+
+    @property
     def vocabulary_size(self) -> int:
         """Ids below it can be read."""
 
@@ -270,6 +275,9 @@ class Engine(Protocol):
 
     def rope_tables_digest(self, tokens: int) -> str:
         """BLAKE3 of the cos/sin tables at positions 0, 1 and ``tokens - 1``, in hexadecimal."""
+
+    def staging(self) -> Staging | None:
+        """New staging for one side of one handoff; None where caches lie in the host's memory."""
 
     def device_turn(self, *, urgent: bool) -> DeviceTurn:
         """Waits for the device. Answers (``urgent``) go before installs."""

@@ -1,7 +1,8 @@
 """Cache ↔ chunks: where capture, content space, codec and packing meet.
 
 The sender's ``ChunkEncoder`` and the receiver's ``ChunkInstaller`` are mirror images. Both work on
-one chunk at a time and never hold more than one chunk's worth of scratch memory.
+one chunk at a time and never hold more than one chunk's worth of scratch memory, or, for a cache on a
+device, the ring of ``staging.py``.
 
 Axes: H KV heads, T tokens, D head dim.
 """
@@ -21,6 +22,12 @@ from cachelink_core.codecs.native import Bytes
 from cachelink_core.codecs.registry import packing, tensor_codec
 from cachelink_core.engine.base import Engine
 from cachelink_core.engine.native_rows import NativeRows
+from cachelink_core.engine.staged_chunks import (
+    Arrived,
+    StagedDecoder,
+    StagedEncoder,
+    cache_tensors,
+)
 from cachelink_core.kv.prefix_cache import PrefixCache
 from cachelink_core.layout import TensorSlice
 from cachelink_core.manifest import Header
@@ -45,7 +52,11 @@ class ChunkEncoder:
         self._cache = cache
         self._codec = tensor_codec(header.codec, header.identity.dtype)
         self._packing = packing(header.packing)
-        self._rows = NativeRows.of(header, cache)
+        staging = engine.staging()
+        self._staged = (
+            None if staging is None else StagedEncoder(engine, header, cache, self._codec, staging)
+        )
+        self._rows = NativeRows.of(header, cache) if self._staged is None else None
         self._gathered: Bytes = np.empty(0, np.uint8)
 
     def encode(self, block: int, run: int, *, in_place: bool = False) -> list[memoryview]:
@@ -66,7 +77,12 @@ class ChunkEncoder:
             views = self._rows.views(slices)
             if len(views) <= MOST_VIEWS:
                 return views
-        parts = self._encoded(slices) if self._rows is None else self._gather(self._rows, slices)
+        if self._staged is not None:
+            parts = [self._staged.payload(block, run)]
+        elif self._rows is not None:
+            parts = self._gather(self._rows, slices)
+        else:
+            parts = self._encoded(slices)
         return self._packing.pack(
             parts, item_bytes(self._header.codec, self._header.identity.dtype)
         )
@@ -96,7 +112,7 @@ class ChunkEncoder:
 
 @dataclass
 class InstallTimes:
-    """Seconds spent so far.
+    """Seconds spent so far; on a device with streams, what the host took to queue the work.
 
     Attributes:
         decode_s: unpacking and decoding.
@@ -125,7 +141,12 @@ class ChunkInstaller:
         self._cache = cache
         self._codec = tensor_codec(header.codec, header.identity.dtype)
         self._packing = packing(header.packing)
-        self._rows = NativeRows.of(header, cache)
+        self._staging = engine.staging()
+        self._staged: StagedDecoder | None = None
+        if self._staging is not None:
+            self._staging.keep(cache_tensors(cache))
+            self._staged = StagedDecoder(header, self._codec, self._staging)
+        self._rows = NativeRows.of(header, cache) if self._staged is None else None
         self.times = InstallTimes()
 
     def install(self, block: int, run: int, payload: memoryview) -> None:
@@ -147,7 +168,24 @@ class ChunkInstaller:
             self.times.decode_s += time.monotonic() - began
             return
         self.times.decode_s += time.monotonic() - began
+        if self._staging is not None and self._staged is not None:
+            arrived = self._staged.begin(layout.slices(block, run), raw)
+            self._staging.run(lambda: self._write(arrived))
+            self.times.decode_s += time.monotonic() - began
+            return
         self._decode(layout.slices(block, run), raw)
+
+    @torch.no_grad()
+    def _write(self, arrived: Arrived) -> None:
+        """What ``_decode`` does, from bytes on the device, in work that is queued there."""
+        for piece, raw in arrived.pieces():
+            out = self._cache.tensor(piece.layer, piece.kind, piece.start, piece.stop)
+            if piece.kind == "V" or self._header.space == "rotated":
+                arrived.codec.decode_from(raw, piece.kind, piece.start, out)
+                continue
+            content = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+            arrived.codec.decode_from(raw, piece.kind, piece.start, content)
+            self._engine.rotate_into(piece.layer, content, piece.start, out)
 
     def _decode(self, slices: Sequence[TensorSlice], raw: memoryview) -> None:
         for piece in slices:
@@ -173,5 +211,7 @@ class ChunkInstaller:
         return views if len(views) <= MOST_VIEWS else ()
 
     def finish(self) -> None:
-        """Makes the installed tokens the cache's length."""
+        """Waits for what is queued and makes the installed tokens the cache's length."""
+        if self._staging is not None:
+            self._staging.mark().wait()
         self._cache.set_length(self._header.tokens)

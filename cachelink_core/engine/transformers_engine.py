@@ -24,6 +24,7 @@ from cachelink_core.engine.decoding import Step, TokenLoop
 from cachelink_core.engine.executor import DeviceExecutor
 from cachelink_core.engine.model_runner import ModelRunner
 from cachelink_core.engine.sampling import TokenChooser, check_sampling, token_logprobs
+from cachelink_core.engine.staging import Staging, staging_for
 from cachelink_core.engine.text_stream import TextStream
 from cachelink_core.errors import (
     BudgetExceeded,
@@ -55,6 +56,7 @@ class TransformersEngine:
         attention: str = "auto",
         eos_ids: Iterable[int] = (),
         executor: DeviceExecutor | None = None,
+        staging: Callable[[torch.device], Staging | None] = staging_for,
     ) -> None:
         """Takes ready parts; ``engine/loading.py`` makes them.
 
@@ -68,12 +70,14 @@ class TransformersEngine:
             eos_ids: end-of-sequence ids beside those of the model's configurations, such as the
                 tokenizer's.
             executor: orders the turns at the device; a new one if the engine is alone on it.
+            staging: makes what a handoff's bytes get to the device with, and from it.
         """
         if attention != "auto":
             model.set_attn_implementation(attention)
         else:
             prefer_grouped(model)
         self._runner = ModelRunner(model, executor or DeviceExecutor())
+        self._make_staging = staging
         self._tokens = tokens
         self._identity = identity
         self._rope = rope
@@ -108,6 +112,12 @@ class TransformersEngine:
     def torch_dtype(self) -> torch.dtype:
         """Of the caches."""
         return TORCH_DTYPES[self._identity.dtype]
+
+    @property
+    def attention(self) -> str:
+        """Implementation of attention, by transformers' name."""
+        config = self._runner.model.config.get_text_config()
+        return str(config._attn_implementation)  # noqa: SLF001 - there is no public way to ask
 
     @property
     def vocabulary_size(self) -> int:
@@ -272,6 +282,10 @@ class TransformersEngine:
     def rope_tables_digest(self, tokens: int) -> str:
         """BLAKE3 of the cos/sin tables at positions 0, 1 and ``tokens - 1``, in hexadecimal."""
         return self._rope.tables_digest(tokens)
+
+    def staging(self) -> Staging | None:
+        """New staging for one side of one handoff; None on a CPU."""
+        return self._make_staging(self._runner.device)
 
     def device_turn(self, *, urgent: bool) -> DeviceTurn:
         """A turn at the device, to be entered. Answers (``urgent``) go before installs."""

@@ -69,6 +69,10 @@ class RotaryTable:
             cos and sin, each ``[T, P]``, in the model's dtype upcast to float32.
         """
         cos, sin = self._grown_to(stop, device)
+        if device.type == "cuda":
+            # Made on another thread's stream perhaps, and dropped when they grow.
+            for table in (cos, sin):
+                table.record_stream(torch.cuda.current_stream(device))
         return cos[start:stop].float(), sin[start:stop].float()
 
     def _grown_to(self, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -85,7 +89,11 @@ class RotaryTable:
         module_device = next((b.device for b in self._call.module.buffers()), device)
         cos, sin = self._call.tables(torch.arange(stop, device=module_device))
         # Contiguous copies: a view would keep the unused columns alive.
-        return (
+        tables = (
             pair_columns(cos, self._columns).to(device).contiguous().clone(),
             pair_columns(sin, self._columns).to(device).contiguous().clone(),
         )
+        if device.type == "cuda":
+            # Every stream may read them from now on. Rare: tables double when they grow.
+            torch.cuda.current_stream(device).synchronize()
+        return tables

@@ -149,6 +149,8 @@ class BaseNode:
             answers=parts.answers.in_use,
             answer_slots=parts.answers.limit,
             measurements=parts.measured.snapshot(),
+            device=str(parts.engine.device),
+            attention=parts.engine.attention,
         )
 
     @property

@@ -144,6 +144,8 @@ class NodeDaemon(Generic[C]):
             "model_loaded",
             model=model.name,
             identity=engine.identity.digest()[:16],
+            device=str(engine.device),
+            attention=engine.attention,
             seconds=round(time.monotonic() - began, 3),
         )
         return engine

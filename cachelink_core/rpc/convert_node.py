@@ -81,6 +81,8 @@ def node_info_to(value: types.NodeInfo) -> pb.GetNodeInfoResponse:
             pb.Measurement(name=m.name, value=m.value, unit=m.unit, samples=m.samples)
             for m in value.measurements
         ],
+        device=value.device,
+        attention=value.attention,
     )
 
 
@@ -112,4 +114,6 @@ def node_info_from(message: pb.GetNodeInfoResponse) -> types.NodeInfo:
         measurements=tuple(
             Measurement(m.name, m.value, m.unit, m.samples) for m in message.measurements
         ),
+        device=message.device,
+        attention=message.attention,
     )

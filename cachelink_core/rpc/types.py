@@ -445,6 +445,8 @@ class NodeInfo:
         answers: under way.
         answer_slots: how many may be.
         measurements: what it measured so far.
+        device: where its model computes.
+        attention: which implementation; bits are equal only where it is.
     """
 
     role: Role
@@ -462,6 +464,8 @@ class NodeInfo:
     answers: int = 0
     answer_slots: int = 0
     measurements: tuple[Measurement, ...] = ()
+    device: str = ""
+    attention: str = ""
 
 
 def _check_text(name: str, text: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from cachelink_core.engine.executor import DeviceExecutor
 from cachelink_core.engine.identify import identify
+from cachelink_core.engine.staging import Staging, staging_for
 from cachelink_core.engine.tokens import HFTokens
 from cachelink_core.engine.transformers_engine import TransformersEngine
 from cachelink_core.kv.rope import KeyRope
@@ -22,6 +24,7 @@ def tiny_engine(
     seed: int = 0,
     attention: str = "auto",
     executor: DeviceExecutor | None = None,
+    staging: Callable[[torch.device], Staging | None] = staging_for,
     **overrides: Any,
 ) -> TransformersEngine:
     """Builds an engine with a tiny model and the tiny tokenizer.
@@ -32,6 +35,7 @@ def tiny_engine(
         seed: of the weights.
         attention: implementation by transformers' name, ``auto`` to leave the model's own.
         executor: to share a device, or to observe its turns.
+        staging: to have a handoff's bytes copied as to a device.
         **overrides: further arguments of ``tiny_model``.
     """
     model = tiny_model(family, dtype=dtype, seed=seed, **overrides)
@@ -39,5 +43,11 @@ def tiny_engine(
     rope = KeyRope.probe(model)
     identity = identify(model, tokenizer, rope)
     return TransformersEngine(
-        model, HFTokens(tokenizer), identity, rope, attention=attention, executor=executor
+        model,
+        HFTokens(tokenizer),
+        identity,
+        rope,
+        attention=attention,
+        executor=executor,
+        staging=staging,
     )

@@ -597,6 +597,8 @@ class GetNodeInfoResponse(_message.Message):
     ANSWERS_FIELD_NUMBER: _builtins.int
     ANSWER_SLOTS_FIELD_NUMBER: _builtins.int
     MEASUREMENTS_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    ATTENTION_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """"sender" or "receiver"."""
     version: _builtins.str
@@ -615,6 +617,10 @@ class GetNodeInfoResponse(_message.Message):
     transfer_slots: _builtins.int
     answers: _builtins.int
     answer_slots: _builtins.int
+    device: _builtins.str
+    """Where the model computes, such as "cpu" or "cuda:0"."""
+    attention: _builtins.str
+    """Implementation of attention, by transformers' name. Bits are equal only where it is."""
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -645,10 +651,12 @@ class GetNodeInfoResponse(_message.Message):
         answers: _builtins.int = ...,
         answer_slots: _builtins.int = ...,
         measurements: _abc.Iterable[Global___Measurement] | None = ...,
+        device: _builtins.str = ...,
+        attention: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_slots", b"answer_slots", "answers", b"answers", "codecs", b"codecs", "epoch", b"epoch", "identity", b"identity", "max_positions", b"max_positions", "measurements", b"measurements", "model_name", b"model_name", "packings", b"packings", "receivers", b"receivers", "role", b"role", "schema_version", b"schema_version", "transfer_slots", b"transfer_slots", "transfers", b"transfers", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_slots", b"answer_slots", "answers", b"answers", "attention", b"attention", "codecs", b"codecs", "device", b"device", "epoch", b"epoch", "identity", b"identity", "max_positions", b"max_positions", "measurements", b"measurements", "model_name", b"model_name", "packings", b"packings", "receivers", b"receivers", "role", b"role", "schema_version", b"schema_version", "transfer_slots", b"transfer_slots", "transfers", b"transfers", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

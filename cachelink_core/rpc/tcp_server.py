@@ -6,29 +6,23 @@ it may send that handoff, once, as the tenant who reserved it.
 
 from __future__ import annotations
 
-import hmac
 import logging
-import secrets
 import socket
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from cachelink_core import limits
 from cachelink_core.errors import (
     CacheLinkError,
     ConfigError,
-    Denied,
     InternalError,
-    LinkTimeout,
     PeerGone,
     RemoteProtocolError,
 )
-from cachelink_core.handoff.events import Chunk, Open
+from cachelink_core.handoff.events import Open
 from cachelink_core.rpc import convert_transfer as convert
-from cachelink_core.rpc.handlers import Call, Frame, Place, TransferHandler
+from cachelink_core.rpc.handlers import Call, TransferHandler
 from cachelink_core.rpc.pb.cachelink.v1.transfer_pb2 import TransferOpen
 from cachelink_core.rpc.slots import Slots
 from cachelink_core.rpc.status import to_info
@@ -36,19 +30,17 @@ from cachelink_core.rpc.tcp_frames import (
     FrameHeader,
     FrameKind,
     check_digest,
-    decode_commit,
     decode_open,
     encode_message,
 )
 from cachelink_core.rpc.tcp_socket import FrameSocket
+from cachelink_core.rpc.tcp_stream import TcpFrames
+from cachelink_core.rpc.tcp_tickets import Tickets
 from cachelink_core.rpc.tls import TlsFiles, server_context
 from cachelink_core.rpc.transfer_types import Endpoint, PushReceipt
 from cachelink_core.rpc.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
-
-_MOST_TICKETS: Final = 4_096
-"""Tickets that are kept: a handoff that was reserved and never opened leaves one behind."""
 
 _SPARE_CONNECTIONS: Final = 64
 """Connections beyond the slots: about to open, about to be told why not, or idle between handoffs."""
@@ -59,36 +51,6 @@ KEPT_S: Final = 60.0
 _LINGER_S: Final = 1.0
 _LINGER_BYTES: Final = 64 * limits.MIB
 """A refused sender gets so long, and may still send so much, until it has read why."""
-
-
-class Tickets:
-    """Who may send which handoff. Safe for threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._issued: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
-
-    def issue(self, handoff_id: str, tenant: str) -> bytes:
-        """A ticket for one stream; the oldest is forgotten when there are too many."""
-        ticket = secrets.token_bytes(32)
-        with self._lock:
-            self._issued[handoff_id] = ticket, tenant
-            while len(self._issued) > _MOST_TICKETS:
-                self._issued.popitem(last=False)
-        return ticket
-
-    def redeem(self, handoff_id: str, ticket: bytes) -> str:
-        """The tenant whose ticket it is; it is good once.
-
-        Raises:
-            Denied: it is not the ticket of that handoff.
-        """
-        with self._lock:
-            issued, tenant = self._issued.get(handoff_id, (b"", ""))
-            if not issued or not hmac.compare_digest(issued, ticket):
-                raise Denied(f"no ticket, or not the one of handoff {handoff_id!r}")
-            del self._issued[handoff_id]
-        return tenant
 
 
 class TcpServer:
@@ -279,88 +241,6 @@ def _opening(link: FrameSocket, header: FrameHeader | None) -> TransferOpen:
     return decode_open(payload)
 
 
-class TcpFrames:
-    """The frames of one stream, as ``TransferHandler.push`` takes them."""
-
-    def __init__(
-        self, link: FrameSocket, opening: Open, watchdog: Watchdog, stall_s: float
-    ) -> None:
-        self._link = link
-        self._opening: Open | None = opening
-        self._watchdog = watchdog
-        self._stall_s = stall_s
-        self._place: Place | None = None
-        self._ended: Callable[[], bool] = _never
-        self._scratch = bytearray()
-
-    def __iter__(self) -> Iterator[Frame]:
-        return self
-
-    def __next__(self) -> Frame:
-        """The next frame.
-
-        Raises:
-            StopIteration: the peer ended the connection between two frames.
-            CacheLinkError: as ``TransferHandler.push`` describes.
-        """
-        if self._opening is not None:
-            opening, self._opening = self._opening, None
-            return opening
-        self._watchdog.arm()
-        try:
-            return self._frame(self._next_header())
-        except PeerGone:
-            if self._watchdog.stalled:
-                raise LinkTimeout(f"no frame came for {self._stall_s:g} s") from None
-            raise
-        finally:
-            self._watchdog.disarm()
-
-    def _next_header(self) -> FrameHeader:
-        header = self._link.read_header()
-        if header is not None:
-            return header
-        if self._watchdog.stalled or self._ended():
-            raise PeerGone("reading was ended here")
-        raise StopIteration
-
-    def place_with(self, place: Place, ended: Callable[[], bool]) -> None:
-        """See ``PlacingFrames``."""
-        self._place, self._ended = place, ended
-
-    def ended(self) -> bool:
-        """Whether the handoff has ended by another way, so that nobody waits for its frames."""
-        return self._ended()
-
-    def _frame(self, header: FrameHeader) -> Frame:
-        if header.kind is FrameKind.CHUNK:
-            return self._chunk(header)
-        payload = self._link.read_payload(header)
-        check_digest(header, payload)
-        if header.kind is FrameKind.COMMIT:
-            return decode_commit(payload)
-        if header.kind is FrameKind.OPEN:
-            opening = decode_open(payload)
-            return Open(opening.handoff_id, opening.receiver_epoch)
-        raise RemoteProtocolError(f"a sender sent a frame of kind {header.kind.name.lower()}")
-
-    def _chunk(self, header: FrameHeader) -> Chunk:
-        placed = self._placed(header)
-        if placed:
-            self._link.read(placed)
-            return Chunk(header.block, header.run, memoryview(b""), header.digest, tuple(placed))
-        if len(self._scratch) < header.payload_bytes:
-            self._scratch = bytearray(header.payload_bytes)
-        payload = memoryview(self._scratch)[: header.payload_bytes]
-        self._link.read([payload])
-        return Chunk(header.block, header.run, payload, header.digest)
-
-    def _placed(self, header: FrameHeader) -> Sequence[memoryview]:
-        if self._place is None:
-            return ()
-        return self._place(header.block, header.run, header.payload_bytes)
-
-
 class _Stream(threading.Thread):
     """The thread of one connection."""
 
@@ -423,7 +303,3 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigError(f"data address {host}:{port} cannot be bound: {error}") from error
     return listener
-
-
-def _never() -> bool:
-    return False

@@ -19,6 +19,9 @@ from cachelink_core.rpc.types import Timeline
 
 _DEADLINE_S: Final = 3600.0
 _WARM_RATE_BITS: Final = 10**9
+_PAYLOAD_SHARE: Final = 1448 / 1514
+"""Of what a shaper counts: a full frame's TCP payload over its bytes with all headers."""
+
 _PREFILLS: Final = 3
 """Alone before the rounds; the median counts."""
 
@@ -67,7 +70,7 @@ class Measurement:
         for number in range(self._task.rounds):
             turn = number % len(cells)
             for case, ratio in cells[turn:] + cells[:turn]:
-                rate_bits = int(8 * wire_bytes[case.name] * ratio / prefill_s)
+                rate_bits = int(8 * wire_bytes[case.name] * ratio / prefill_s / _PAYLOAD_SHARE)
                 self._cell(number, case, ratio, max(MIN_RATE_BITS, rate_bits))
         return Measured(prefill_s, tuple(self._runs))
 

@@ -22,85 +22,129 @@ Axes: H KV heads, T tokens, D head dim, G value groups.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import ClassVar, Final
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cachelink_core.codec_spec import TensorKind, wire_dtype
+from cachelink_core.codec_spec import CodecSpec, DType, TensorKind, wire_dtype
 from cachelink_core.codecs.base import TensorCodec
-from cachelink_core.codecs.grouping import PlannedSegment, SlicePlan, channel_groups, plan_slice
+from cachelink_core.codecs.grouping import PlannedSegment, SlicePlan, plan_slice
+from cachelink_core.codecs.kernels import PLAIN, Encoded, Kernels, PairAngles
 from cachelink_core.codecs.native import (
     TORCH_DTYPES,
     Bytes,
-    byte_view,
     check_length,
+    flat_bytes,
     numbers,
     read_rows,
 )
 from cachelink_core.errors import CorruptChunk, InvalidRequest
 
-SMALLEST_SCALE: Final = 2.0**-96
-"""Of a constant group. Its inverse is finite, so that encoding needs no case for a range of 0."""
-
-_LOW_HALF: Final = 0xFFFF
-
 
 class AffineCodec(TensorCodec):
-    """Quantizes to codes 0..``top``; a subclass decides how codes become bytes."""
+    """Quantizes to codes 0..``top``."""
 
     top: ClassVar[int]
     """The highest code."""
 
-    @abstractmethod
-    def write_codes(self, codes: Tensor, target: Tensor) -> None:
-        """Stores codes.
+    def __init__(self, spec: CodecSpec, dtype: DType, kernels: Kernels = PLAIN) -> None:
+        """Binds the parameters.
 
         Args:
-            codes: ``[H, T, D]`` float32, non-negative, to be truncated to integers.
-            target: ``[H, T, row]`` uint8.
+            spec: the codec's id and parameters.
+            dtype: of the sender's cache.
+            kernels: run the arithmetic; the bytes of any are decoded alike by all.
         """
+        super().__init__(spec, dtype)
+        self._kernels = kernels
 
-    @abstractmethod
-    def read_codes(self, source: Tensor, dim: int) -> Tensor:
-        """The inverse: ``[H, T, row]`` uint8 to ``[H, T, D]`` float32 in memory of its own."""
+    @property
+    def compiled(self) -> bool:
+        """Whether its kernels may be other than plain."""
+        return self._kernels is not PLAIN
 
-    def encode(self, tensor: Tensor, kind: TensorKind, start: int) -> list[memoryview]:
-        """One buffer, written in place; on a device it is filled there and copied to the host.
+    def turns(self, rows: Tensor, start: int, pairs: int, *, encode: bool) -> bool:
+        """Whether ``encode`` or ``decode`` of these keys is to be given angles.
+
+        Args:
+            rows: ``[H, T, D]``, to be encoded or to be decoded into.
+            start: absolute position of the first token.
+            pairs: P, of the angles.
+            encode: or decode.
+        """
+        group = self.spec.key_group_tokens
+        whole = start % group == 0 and rows.shape[1] % group == 0
+        return (
+            whole
+            and start >= self.spec.sink_tokens
+            and self._kernels.turns(rows, pairs, self.top, group, encode=encode)
+        )
+
+    def encode(
+        self, tensor: Tensor, kind: TensorKind, start: int, angles: PairAngles | None = None
+    ) -> list[memoryview]:
+        """Parts in the order of the payload; on a device they are made there and copied once.
+
+        Args:
+            tensor: as ``TensorCodec.encode``.
+            kind: keys or values.
+            start: absolute position of the first token.
+            angles: turn keys that are not in content space; only where ``turns`` says so.
 
         Raises:
             InvalidRequest: the tensor holds NaN or infinities, or a range beyond bfloat16.
         """
-        plan = self._plan(tensor, kind, start)
-        payload = byte_view(self._whole(tensor, kind, plan).cpu())
-        if fault := _statistics_fault(np.asarray(payload), plan, kind):
+        tensors, count = self._encoded(tensor, kind, start, angles)
+        parts = _host_bytes(tensors)
+        if fault := _statistics_fault(parts[:count], parts[count : 2 * count], kind):
             raise InvalidRequest(
                 f"codec {self.spec.id} cannot quantize this {kind} slice at position {start}: "
                 f"{fault}; codec native can carry it"
             )
-        return [payload]
+        return [part.data for part in parts]
 
-    def decode(self, payload: memoryview, kind: TensorKind, start: int, out: Tensor) -> None:
-        """Checks scales and zero points on the host, then decodes on ``out``'s device."""
+    def decode(
+        self,
+        payload: memoryview,
+        kind: TensorKind,
+        start: int,
+        out: Tensor,
+        angles: PairAngles | None = None,
+    ) -> None:
+        """Checks scales and zero points on the host, then decodes on ``out``'s device.
+
+        Args:
+            payload: as ``TensorCodec.decode``.
+            kind: keys or values.
+            start: absolute position of the first token.
+            out: ``[H, T, D]``.
+            angles: turn the decoded keys; only where ``turns`` says so.
+
+        Raises:
+            CorruptChunk: as ``TensorCodec.decode``.
+        """
         plan = self._plan(out, kind, start)
         check_length(payload, plan.payload_bytes)
         # A copy, a quarter or half of the cache's bytes: aligned, writable, ready for a device.
         raw: Bytes = np.frombuffer(payload, np.uint8).copy()
-        if fault := _statistics_fault(raw, plan, kind):
+        if fault := _statistics_fault([raw[plan.scales]], [raw[plan.zeros]], kind):
             raise CorruptChunk(f"{kind} slice at position {start}: {fault}")
         whole = torch.from_numpy(raw).to(out.device)
+        for batch in _batches(plan):
+            target = out[:, batch[0].first : batch[-1].stop]
+            self._dequantize(whole, kind, batch, target, angles)
         for part in plan.segments:
-            target = out[:, part.first : part.stop]
-            if part.quantized:
-                self._dequantize(whole, kind, part, target)
-            else:
-                read_rows(raw[part.data], wire_dtype(self.spec, kind, self.dtype), target)
+            if not part.quantized:
+                dtype = wire_dtype(self.spec, kind, self.dtype)
+                read_rows(raw[part.data], dtype, out[:, part.first : part.stop])
 
     def encode_parts(self, tensor: Tensor, kind: TensorKind, start: int) -> list[Tensor]:
-        """One buffer, written in place where the tensor lies."""
-        return [self._whole(tensor, kind, self._plan(tensor, kind, start))]
+        """Scales, zero points, native rows and codes, where the tensor lies."""
+        return [flat_bytes(part) for part in self._encoded(tensor, kind, start, None)[0]]
 
     def fault(
         self, payload: memoryview, kind: TensorKind, start: int, shape: tuple[int, int, int]
@@ -109,108 +153,112 @@ class AffineCodec(TensorCodec):
         heads, tokens, dim = shape
         plan = plan_slice(self.spec, kind, self.dtype, heads, dim, start, start + tokens)
         check_length(payload, plan.payload_bytes)
-        return _statistics_fault(np.frombuffer(payload, np.uint8), plan, kind)
+        raw: Bytes = np.frombuffer(payload, np.uint8)
+        # Copies: an odd address suits no wider number.
+        return _statistics_fault([raw[plan.scales].copy()], [raw[plan.zeros].copy()], kind)
 
     def decode_from(self, raw: Tensor, kind: TensorKind, start: int, out: Tensor) -> None:
         """Dequantizes, and scatters native rows."""
+        plan = self._plan(out, kind, start)
         wire = TORCH_DTYPES[wire_dtype(self.spec, kind, self.dtype)]
-        for part in self._plan(out, kind, start).segments:
-            target = out[:, part.first : part.stop]
-            if part.quantized:
-                self._dequantize(raw, kind, part, target)
-            else:
-                target.copy_(numbers(raw[part.data], wire).view(target.shape))
-
-    def _whole(self, tensor: Tensor, kind: TensorKind, plan: SlicePlan) -> Tensor:
-        """The payload ``[B]``, on the tensor's device."""
-        rows = tensor.detach()
-        whole = torch.empty(plan.payload_bytes, dtype=torch.uint8, device=rows.device)
+        for batch in _batches(plan):
+            self._dequantize(raw, kind, batch, out[:, batch[0].first : batch[-1].stop], None)
         for part in plan.segments:
-            piece = rows[:, part.first : part.stop]
-            if part.quantized:
-                self._quantize(piece.float(), kind, part, whole)
-            else:
-                wire = TORCH_DTYPES[wire_dtype(self.spec, kind, self.dtype)]
-                _put(whole[part.data], piece.to(wire))
-        return whole
+            if not part.quantized:
+                target = out[:, part.first : part.stop]
+                target.copy_(numbers(raw[part.data], wire).view(target.shape))
 
     def _plan(self, tensor: Tensor, kind: TensorKind, start: int) -> SlicePlan:
         heads, tokens, dim = tensor.shape
         return plan_slice(self.spec, kind, self.dtype, heads, dim, start, start + tokens)
 
+    def _encoded(
+        self, tensor: Tensor, kind: TensorKind, start: int, angles: PairAngles | None
+    ) -> tuple[list[Tensor], int]:
+        """Tensors in the order of the payload; as many as the number are scales, then zero points."""
+        rows = tensor.detach()
+        plan = self._plan(rows, kind, start)
+        encoded = [
+            self._quantize(rows[:, batch[0].first : batch[-1].stop], kind, batch[0], angles)
+            for batch in _batches(plan)
+        ]
+        wire = TORCH_DTYPES[wire_dtype(self.spec, kind, self.dtype)]
+        native = [
+            rows[:, part.first : part.stop].to(wire) for part in plan.segments if not part.quantized
+        ]
+        scales, zeros, codes = zip(*encoded, strict=True) if encoded else ((), (), ())
+        return [*scales, *zeros, *native, *codes], len(encoded)
+
     def _quantize(
-        self, rows: Tensor, kind: TensorKind, part: PlannedSegment, whole: Tensor
-    ) -> None:
-        heads, tokens, dim = rows.shape
-        axis = 1 if kind == "K" else 2
-        codes = torch.empty_like(rows, memory_format=torch.contiguous_format)
-        scales: list[Tensor] = []
-        zeros: list[Tensor] = []
-        for channels in channel_groups(self.spec, kind, dim):
-            group = rows[:, :, channels]
-            low, high = group.amin(axis, keepdim=True), group.amax(axis, keepdim=True)
-            zero = low if kind == "K" else _bfloat16_below(low)
-            scale = _bfloat16_above(((high - zero) / self.top).clamp_min(SMALLEST_SCALE))
-            part_codes = codes[:, :, channels]
-            torch.sub(group, zero, out=part_codes)
-            part_codes.mul_(scale.reciprocal()).add_(0.5)
-            scales.append(scale)
-            zeros.append(zero)
-        _put(whole[part.scales], torch.cat(scales, 2).bfloat16())
-        zero = torch.cat(zeros, 2)
-        _put(whole[part.zeros], zero if kind == "K" else zero.bfloat16())
-        self.write_codes(codes, whole[part.data].view(heads, tokens, -1))
+        self, rows: Tensor, kind: TensorKind, first: PlannedSegment, angles: PairAngles | None
+    ) -> Encoded:
+        if kind == "K":
+            return self._kernels.encode_keys(rows, angles, self.top, first.stop - first.first)
+        return self._kernels.encode_values(rows, self.top, self.spec.value_group_channels)
 
     def _dequantize(
-        self, whole: Tensor, kind: TensorKind, part: PlannedSegment, out: Tensor
+        self,
+        whole: Tensor,
+        kind: TensorKind,
+        batch: Sequence[PlannedSegment],
+        out: Tensor,
+        angles: PairAngles | None,
     ) -> None:
         heads, tokens, dim = out.shape
-        shape = (heads, 1, dim) if kind == "K" else (heads, tokens, -1)
-        scales = _get(whole[part.scales], torch.bfloat16).view(shape)
-        zeros = _get(whole[part.zeros], torch.float32 if kind == "K" else torch.bfloat16).view(
-            shape
+        scales = numbers(whole[batch[0].scales.start : batch[-1].scales.stop], torch.bfloat16)
+        zeros = whole[batch[0].zeros.start : batch[-1].zeros.stop]
+        codes = whole[batch[0].data.start : batch[-1].data.stop]
+        if kind == "K":
+            encoded = (
+                scales.view(-1, heads, dim),
+                numbers(zeros, torch.float32).view(-1, heads, dim),
+                codes.view(len(batch), heads, tokens // len(batch), -1),
+            )
+            groups = torch.unflatten(out, 1, (len(batch), -1)).transpose(0, 1)
+            groups.copy_(self._kernels.decode_keys(encoded, angles, self.top, out.dtype))
+            return
+        encoded = (
+            scales.view(heads, tokens, -1),
+            numbers(zeros, torch.bfloat16).view(heads, tokens, -1),
+            codes.view(heads, tokens, -1),
         )
-        codes = self.read_codes(whole[part.data].view(heads, tokens, -1), dim)
-        for index, channels in enumerate(channel_groups(self.spec, kind, dim)):
-            group = slice(None) if kind == "K" else slice(index, index + 1)
-            values = codes[:, :, channels]
-            values.mul_(scales[:, :, group]).add_(zeros[:, :, group])
-        out.copy_(codes)
+        width = self.spec.value_group_channels
+        out.copy_(self._kernels.decode_values(encoded, dim, self.top, width, out.dtype))
 
 
-def _bfloat16_above(positive: Tensor) -> Tensor:
-    """The nearest bfloat16 number at or above each positive float32 number, as float32."""
-    bits = positive.contiguous().view(torch.int32)
-    return ((bits + _LOW_HALF) & ~_LOW_HALF).view(torch.float32)
+def _batches(plan: SlicePlan) -> Iterator[list[PlannedSegment]]:
+    """Quantized segments of equal length that follow each other: one pass for all of them."""
+    for key, found in groupby(plan.segments, lambda part: (part.quantized, part.stop - part.first)):
+        if key[0]:
+            yield list(found)
 
 
-def _bfloat16_below(numbers: Tensor) -> Tensor:
-    """The nearest bfloat16 number at or below each float32 number, as float32."""
-    bits = numbers.contiguous().view(torch.int32)
-    # Clearing the low half rounds toward zero; a negative number has to move away from it.
-    away = (bits >> 31) & _LOW_HALF
-    return ((bits + away) & ~_LOW_HALF).view(torch.float32)
+def _host_bytes(tensors: Sequence[Tensor]) -> list[Bytes]:
+    """The bytes of each tensor on the host, in one copy if they lie on a device."""
+    if tensors and tensors[0].device.type != "cpu":
+        flat = [flat_bytes(tensor) for tensor in tensors]
+        tensors = torch.split(torch.cat(flat).cpu(), [piece.numel() for piece in flat])
+    return [_host_view(tensor) for tensor in tensors]
 
 
-def _put(target: Tensor, numbers: Tensor) -> None:
-    """Writes numbers as bytes, at any alignment."""
-    target.copy_(numbers.contiguous().view(-1).view(torch.uint8))
+def _host_view(tensor: Tensor) -> Bytes:
+    """As ``byte_view``; a small tensor is encoded in the time of thirty calls of torch."""
+    raw: Bytes = tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
+    return raw
 
 
-def _get(source: Tensor, dtype: torch.dtype) -> Tensor:
-    """Reads bytes as float32 numbers, at any alignment."""
-    return source.clone().view(dtype).float()
-
-
-def _statistics_fault(raw: Bytes, plan: SlicePlan, kind: TensorKind) -> str | None:
+def _statistics_fault(
+    scales: Sequence[Bytes], zeros: Sequence[Bytes], kind: TensorKind
+) -> str | None:
     """What is wrong with the scales and zero points, looking at their bits; None if nothing is."""
-    scales = np.frombuffer(raw[plan.scales].tobytes(), np.uint16)
-    if scales.size and scales.max() >= 0x7F80:
+    if any(_bits(raw, np.uint16).max(initial=0) >= 0x7F80 for raw in scales):
         return "a scale is negative, infinite or NaN"
     if kind == "K":
-        zeros32 = np.frombuffer(raw[plan.zeros].tobytes(), np.uint32)
-        bad = zeros32.size and (zeros32 & 0x7FFFFFFF).max() >= 0x7F800000
+        bad = any((_bits(r, np.uint32) & 0x7FFFFFFF).max(initial=0) >= 0x7F800000 for r in zeros)
     else:
-        zeros16 = np.frombuffer(raw[plan.zeros].tobytes(), np.uint16)
-        bad = zeros16.size and (zeros16 & 0x7FFF).max() >= 0x7F80
+        bad = any((_bits(raw, np.uint16) & 0x7FFF).max(initial=0) >= 0x7F80 for raw in zeros)
     return "a zero point is infinite or NaN" if bad else None
+
+
+def _bits(raw: Bytes, dtype: type[np.unsignedinteger]) -> np.ndarray[tuple[int], np.dtype]:
+    return raw.view(dtype)

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from cachelink_core.codecs.affine import AffineCodec
 
 
@@ -19,18 +16,3 @@ class Int4Codec(AffineCodec):
     """4-bit codes, asymmetric."""
 
     top: ClassVar[int] = 15
-
-    def write_codes(self, codes: Tensor, target: Tensor) -> None:
-        """Two codes a byte."""
-        row, dim = target.shape[-1], codes.shape[-1]
-        whole = codes.to(torch.uint8)
-        target.copy_(whole[..., :row])
-        target[..., : dim - row].bitwise_or_(whole[..., row:] << 4)
-
-    def read_codes(self, source: Tensor, dim: int) -> Tensor:
-        """Low halves first, then high halves."""
-        row = source.shape[-1]
-        codes = torch.empty((*source.shape[:-1], dim), dtype=torch.float32, device=source.device)
-        codes[..., :row] = source & 0xF
-        codes[..., row:] = (source >> 4)[..., : dim - row]
-        return codes

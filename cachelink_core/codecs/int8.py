@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from cachelink_core.codecs.affine import AffineCodec
 
 
@@ -16,11 +14,3 @@ class Int8Codec(AffineCodec):
     """8-bit codes, asymmetric."""
 
     top: ClassVar[int] = 255
-
-    def write_codes(self, codes: Tensor, target: Tensor) -> None:
-        """One byte a code."""
-        target.copy_(codes)
-
-    def read_codes(self, source: Tensor, dim: int) -> Tensor:  # noqa: ARG002
-        """One code a byte."""
-        return source.float()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from cachelink_core.codec_spec import CodecSpec, DType, PackingSpec
+from cachelink_core.codecs.affine import AffineCodec
 from cachelink_core.codecs.base import Packing, TensorCodec
 from cachelink_core.codecs.int4 import Int4Codec
 from cachelink_core.codecs.int8 import Int8Codec
+from cachelink_core.codecs.kernels import PLAIN, Kernels
 from cachelink_core.codecs.native import TORCH_DTYPES, NativeCodec
 from cachelink_core.codecs.packing_none import NoPacking
 from cachelink_core.codecs.zstd import ZstdPacking
@@ -22,8 +24,13 @@ CODECS: Final[dict[str, type[TensorCodec]]] = {
 PACKINGS: Final[dict[str, type[Packing]]] = {"none": NoPacking, "zstd": ZstdPacking}
 
 
-def tensor_codec(spec: CodecSpec, dtype: DType) -> TensorCodec:
+def tensor_codec(spec: CodecSpec, dtype: DType, kernels: Kernels = PLAIN) -> TensorCodec:
     """The codec of ``spec`` for a cache of ``dtype``.
+
+    Args:
+        spec: the codec's id and parameters.
+        dtype: of the sender's cache.
+        kernels: run the arithmetic of a quantizing codec.
 
     Raises:
         UnknownCodec: no codec of that id, or not with those parameters or that dtype.
@@ -45,7 +52,8 @@ def tensor_codec(spec: CodecSpec, dtype: DType) -> TensorCodec:
             f"codec {spec.id} has no parameters, but key_group_tokens is {groups[0]}, "
             f"value_group_channels {groups[1]}, sink_tokens {spec.sink_tokens}"
         )
-    return CODECS[spec.id](spec, dtype)
+    codec = CODECS[spec.id]
+    return codec(spec, dtype, kernels) if issubclass(codec, AffineCodec) else codec(spec, dtype)
 
 
 def packing(spec: PackingSpec) -> Packing:

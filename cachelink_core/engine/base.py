@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from cachelink_core.codec_spec import TensorKind
+from cachelink_core.codecs.kernels import Kernels, PairAngles
 from cachelink_core.engine.staging import Staging
 from cachelink_core.identity import ModelIdentity
 from cachelink_core.kv.prefix_cache import PrefixCache
@@ -161,6 +162,9 @@ class Tokens(Protocol):
 class Engine(Protocol):
     """A model that can fill a prefix cache and answer from one."""
 
+    kernels: Kernels
+    """What quantizing codecs compute with; set once, before the first handoff."""
+
     @property
     def identity(self) -> ModelIdentity:
         """Of the model."""
@@ -272,6 +276,20 @@ class Engine(Protocol):
 
     def rotate_into(self, layer: int, content: Tensor, start: int, out: Tensor) -> None:
         """Applies RoPE to float32 ``[H, T, D]`` keys and casts them into ``out``, same shape."""
+
+    def half_angles(self, layer: int, start: int, stop: int, *, inverse: bool) -> PairAngles | None:
+        """What turns channels i and P + i of the keys of positions ``[start, stop)``.
+
+        Args:
+            layer: index.
+            start: first absolute position.
+            stop: one beyond the last.
+            inverse: to remove the rotation, not to apply it.
+
+        Returns:
+            cos and sin, ``[T, P]`` float32 each, not to be changed; None for a layer without RoPE
+            or with other pairs, whose keys only the two methods above can turn.
+        """
 
     def rope_tables_digest(self, tokens: int) -> str:
         """BLAKE3 of the cos/sin tables at positions 0, 1 and ``tokens - 1``, in hexadecimal."""

@@ -20,6 +20,7 @@ import torch
 from cachelink_core.codec_spec import item_bytes
 from cachelink_core.codecs.native import Bytes
 from cachelink_core.codecs.registry import packing, tensor_codec
+from cachelink_core.engine import one_pass
 from cachelink_core.engine.base import Engine
 from cachelink_core.engine.native_rows import NativeRows
 from cachelink_core.engine.staged_chunks import (
@@ -50,7 +51,7 @@ class ChunkEncoder:
         self._engine = engine
         self._header = header
         self._cache = cache
-        self._codec = tensor_codec(header.codec, header.identity.dtype)
+        self._codec = tensor_codec(header.codec, header.identity.dtype, engine.kernels)
         self._packing = packing(header.packing)
         staging = engine.staging()
         self._staged = (
@@ -92,6 +93,9 @@ class ChunkEncoder:
         for piece in slices:
             tensor = self._cache.tensor(piece.layer, piece.kind, piece.start, piece.stop)
             if piece.kind == "K" and self._header.space == "content":
+                if found := one_pass.encode_keys(self._engine, self._codec, piece, tensor):
+                    parts += found
+                    continue
                 tensor = self._engine.to_content(piece.layer, tensor, piece.start)
             parts += self._codec.encode(tensor, piece.kind, piece.start)
         return parts
@@ -115,7 +119,7 @@ class InstallTimes:
     """Seconds spent so far; on a device with streams, what the host took to queue the work.
 
     Attributes:
-        decode_s: unpacking and decoding.
+        decode_s: unpacking and decoding, and the rotation where it is part of that pass.
         transform_s: putting keys back into rotated space, and the write.
         map_s: translating; 0 for a cache of the same model.
     """
@@ -139,7 +143,7 @@ class ChunkInstaller:
         self._engine = engine
         self._header = header
         self._cache = cache
-        self._codec = tensor_codec(header.codec, header.identity.dtype)
+        self._codec = tensor_codec(header.codec, header.identity.dtype, engine.kernels)
         self._packing = packing(header.packing)
         self._staging = engine.staging()
         self._staged: StagedDecoder | None = None
@@ -194,6 +198,9 @@ class ChunkInstaller:
             began = time.monotonic()
             if piece.kind == "V" or self._header.space == "rotated":
                 self._codec.decode(part, piece.kind, piece.start, out)
+                self.times.decode_s += time.monotonic() - began
+                continue
+            if one_pass.decode_keys(self._engine, self._codec, piece, part, out):
                 self.times.decode_s += time.monotonic() - began
                 continue
             content = torch.empty(out.shape, dtype=torch.float32, device=out.device)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from cachelink_core.codecs.kernels import PLAIN, Kernels, PairAngles
 from cachelink_core.engine.base import (
     Delta,
     DeviceTurn,
@@ -44,6 +45,9 @@ class TransformersEngine:
     """An ``Engine`` over a loaded transformers model. Safe to call from several threads.
 
     The device is held for one forward at a time, never while a caller consumes a delta.
+
+    Attributes:
+        kernels: see ``Engine.kernels``.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class TransformersEngine:
         self._tokens = tokens
         self._identity = identity
         self._rope = rope
+        self.kernels: Kernels = PLAIN
         self._eos_ids = self._runner.eos_ids | frozenset(eos_ids)
 
     @property
@@ -278,6 +283,10 @@ class TransformersEngine:
     def rotate_into(self, layer: int, content: Tensor, start: int, out: Tensor) -> None:
         """Applies RoPE to float32 ``[H, T, D]`` keys and casts them into ``out``, same shape."""
         self._rope.rotate_into(layer, content, start, out)
+
+    def half_angles(self, layer: int, start: int, stop: int, *, inverse: bool) -> PairAngles | None:
+        """See ``Engine.half_angles``."""
+        return self._rope.half_angles(layer, start, stop, self.device, inverse=inverse)
 
     def rope_tables_digest(self, tokens: int) -> str:
         """BLAKE3 of the cos/sin tables at positions 0, 1 and ``tokens - 1``, in hexadecimal."""

@@ -20,14 +20,12 @@ from transformers import PreTrainedModel
 from cachelink_core.kv.rope_config import refuse_by_config, rope_parameters, text_config
 from cachelink_core.kv.rope_probe import probe
 from cachelink_core.kv.rope_rules import LayerRule, choose_rule
-from cachelink_core.kv.rope_tables import RotaryTable
-from cachelink_core.kv.rotation import Columns, rotate, unrotate
+from cachelink_core.kv.rope_tables import Angles, RotaryTable
+from cachelink_core.kv.rotation import Columns, rotate
 
 __all__ = ["KeyRope", "LayerRule"]
 
 TableKey = tuple[str, Columns]
-Angles = tuple[Tensor, Tensor]
-
 _CPU: Final = torch.device("cpu")
 
 
@@ -89,8 +87,9 @@ class KeyRope:
         rule = self.layers[layer]
         if rule.layout == "identity":
             return keys.to(torch.float32, copy=True)
-        cos, sin = self._angles(rule, keys, start)
-        return unrotate(keys, cos, sin, rule.layout, rule.rotary_dim)
+        table = self._tables[rule.table, rule.columns]
+        angles = table.inverse_at(start, start + keys.shape[1], keys.device)
+        return rotate(keys, *angles, rule.layout, rule.rotary_dim)
 
     def rotate_into(self, layer: int, content: Tensor, start: int, out: Tensor) -> None:
         """Applies RoPE and casts.
@@ -105,8 +104,9 @@ class KeyRope:
         if rule.layout == "identity":
             out.copy_(content)
             return
-        cos, sin = self._angles(rule, content, start)
-        out.copy_(rotate(content, cos, sin, rule.layout, rule.rotary_dim))
+        table = self._tables[rule.table, rule.columns]
+        angles = table.at(start, start + content.shape[1], content.device)
+        out.copy_(rotate(content, *angles, rule.layout, rule.rotary_dim))
 
     def angles(self, layer: int, start: int, stop: int, device: torch.device) -> Angles | None:
         """What a rotation of one layer is made of, for those that differentiate through it.
@@ -125,6 +125,27 @@ class KeyRope:
             return None
         return self._tables[rule.table, rule.columns].at(start, stop, device)
 
+    def half_angles(
+        self, layer: int, start: int, stop: int, device: torch.device, *, inverse: bool
+    ) -> Angles | None:
+        """For those that turn keys themselves, channels i and P + i of every key.
+
+        Args:
+            layer: index.
+            start: first absolute position.
+            stop: one beyond the last.
+            device: of the keys.
+            inverse: to remove the rotation, not to apply it.
+
+        Returns:
+            cos and sin, ``[T, P]`` float32 each; None for a layer without RoPE or with other pairs.
+        """
+        rule = self.layers[layer]
+        if rule.layout not in ("half", "half_narrow_tables"):
+            return None
+        table = self._tables[rule.table, rule.columns]
+        return (table.inverse_at if inverse else table.at)(start, stop, device)
+
     def tables_digest(self, tokens: int) -> str:
         """BLAKE3 of every distinct table at positions 0, 1 and ``tokens - 1``, in hexadecimal.
 
@@ -139,7 +160,3 @@ class KeyRope:
                 for tensor in table.at(position, position + 1, _CPU):
                     hasher.update(tensor.numpy().tobytes())
         return hasher.hexdigest()
-
-    def _angles(self, rule: LayerRule, keys: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        table = self._tables[rule.table, rule.columns]
-        return table.at(start, start + keys.shape[1], keys.device)

@@ -13,13 +13,21 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from cachelink_core.kv.rotation import Columns, pair_columns
+from cachelink_core.kv.rotation import Columns, inverse_angles, pair_columns
 
 GROWTH_TOKENS: Final = 4_096
 """Tables start at this many positions and double, so that a long prefix recomputes them rarely."""
 
+KEPT_TOKENS: Final = 1_024
+"""On a CPU, angles of at most so many positions are kept until others are asked for: all layers of a
+block ask for the same. On a device another stream might read them before they are written."""
+
 POSITIONS: Final = object()
 """Stands for the position ids in a recorded call."""
+
+
+Angles = tuple[Tensor, Tensor]
+"""cos and sin, each ``[T, P]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +68,43 @@ class RotaryTable:
         self._call = call
         self._columns = columns
         self._lock = threading.Lock()
-        self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._tables: dict[torch.device, Angles] = {}
+        self._kept: dict[tuple[torch.device, bool], tuple[tuple[int, int], Angles]] = {}
 
-    def at(self, start: int, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Pair angles of positions ``[start, stop)``.
+    def at(self, start: int, stop: int, device: torch.device) -> Angles:
+        """Pair angles of positions ``[start, stop)``, not to be changed.
 
         Returns:
             cos and sin, each ``[T, P]``, in the model's dtype upcast to float32.
         """
+        return self._held(start, stop, device, inverse=False)
+
+    def inverse_at(self, start: int, stop: int, device: torch.device) -> Angles:
+        """What turns the same positions back (``rotation.inverse_angles``), not to be changed."""
+        return self._held(start, stop, device, inverse=True)
+
+    def _held(self, start: int, stop: int, device: torch.device, *, inverse: bool) -> Angles:
+        kept = self._kept.get((device, inverse))
+        if kept is not None and kept[0] == (start, stop):
+            return kept[1]
+        return self._cut(start, stop, device, inverse=inverse)
+
+    # Not inference tensors, even when an engine asks first: a fit differentiates through them.
+    @torch.inference_mode(mode=False)
+    def _cut(self, start: int, stop: int, device: torch.device, *, inverse: bool) -> Angles:
         cos, sin = self._grown_to(stop, device)
         if device.type == "cuda":
             # Made on another thread's stream perhaps, and dropped when they grow.
             for table in (cos, sin):
                 table.record_stream(torch.cuda.current_stream(device))
-        return cos[start:stop].float(), sin[start:stop].float()
+        angles = cos[start:stop].float(), sin[start:stop].float()
+        if inverse:
+            angles = inverse_angles(*angles)
+        if device.type == "cpu" and stop - start <= KEPT_TOKENS:
+            self._kept[device, inverse] = (start, stop), angles
+        return angles
 
-    def _grown_to(self, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _grown_to(self, stop: int, device: torch.device) -> Angles:
         with self._lock:
             held = self._tables.get(device)
             if held is None or held[0].shape[0] < stop:
@@ -83,9 +112,8 @@ class RotaryTable:
                 self._tables[device] = held
             return held
 
-    # Not inference tensors, even when an engine asks first: a fit differentiates through them.
     @torch.inference_mode(mode=False)
-    def _compute(self, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _compute(self, stop: int, device: torch.device) -> Angles:
         module_device = next((b.device for b in self._call.module.buffers()), device)
         cos, sin = self._call.tables(torch.arange(stop, device=module_device))
         # Contiguous copies: a view would keep the unused columns alive.

@@ -63,12 +63,21 @@ def rotate(keys: Tensor, cos: Tensor, sin: Tensor, layout: KeyLayout, rotary_dim
     return turned
 
 
-def unrotate(keys: Tensor, cos: Tensor, sin: Tensor, layout: KeyLayout, rotary_dim: int) -> Tensor:
-    """Turns every pair back and removes the table's scale; arguments and result as ``rotate``.
+def inverse_angles(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Tables that turn every pair back and remove the tables' scale.
 
     The inverse of ``rotate`` is a rotation by the opposite angle divided by m² = cos² + sin². That
     is measured a position and pair, not taken from the configuration: it holds the scale of YaRN
     tables (1.14 at factor 4) and the rounding of bf16 tables (0.9946 to 1.0055) alike.
+
+    Args:
+        cos: ``[T, P]`` float32.
+        sin: ``[T, P]`` float32.
     """
     squared_scale = cos * cos + sin * sin
-    return rotate(keys, cos / squared_scale, -sin / squared_scale, layout, rotary_dim)
+    return cos / squared_scale, -sin / squared_scale
+
+
+def unrotate(keys: Tensor, cos: Tensor, sin: Tensor, layout: KeyLayout, rotary_dim: int) -> Tensor:
+    """Turns every pair back and removes the table's scale; arguments and result as ``rotate``."""
+    return rotate(keys, *inverse_angles(cos, sin), layout, rotary_dim)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cachelink_core.codec_spec import CODECS, CodecSpec, DType, TensorKind, encoded_bytes
+from cachelink_core.codecs.kernels import PLAIN, Kernels
 from cachelink_core.codecs.native import TORCH_DTYPES
 from cachelink_core.codecs.registry import tensor_codec
 
@@ -38,12 +39,12 @@ class Slice:
             self.spec, self.kind, self.dtype, heads, dim, self.start, self.start + tokens
         )
 
-    def encode(self) -> bytes:
-        codec = tensor_codec(self.spec, self.dtype)
+    def encode(self, kernels: Kernels = PLAIN) -> bytes:
+        codec = tensor_codec(self.spec, self.dtype, kernels)
         return b"".join(codec.encode(self.tensor, self.kind, self.start))
 
-    def decode(self, payload: bytes, out: Tensor | None = None) -> Tensor:
-        codec = tensor_codec(self.spec, self.dtype)
+    def decode(self, payload: bytes, out: Tensor | None = None, kernels: Kernels = PLAIN) -> Tensor:
+        codec = tensor_codec(self.spec, self.dtype, kernels)
         if out is None:
             out = torch.full(self.tensor.shape, float("nan"), dtype=torch.float32)
         codec.decode(memoryview(payload), self.kind, self.start, out)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from cachelink_core.codec_spec import CODECS, segments, wire_dtype
-from cachelink_core.codecs.affine import SMALLEST_SCALE
 from cachelink_core.codecs.grouping import channel_groups, plan_slice
+from cachelink_core.codecs.kernels import SMALLEST_SCALE
 from cachelink_core.codecs.native import TORCH_DTYPES
 from tests.contract.cases import DTYPES, KINDS, Slice
 

@@ -177,6 +177,9 @@ class Metrics:
         )
         self.inflight_transfers = self._gauge("inflight_transfers", "Handoffs under way")
         self.inflight_answers = self._gauge("inflight_answers", "Answers under way")
+        self.codec_compile_seconds = self._gauge(
+            "codec_compile_seconds", "Compiling codecs before ready; 0 if they run eager"
+        )
         self.ready = self._gauge("ready", "1 while this node takes work")
         info = {"version": (__version__,), "role": (self.role,)}
         self.build_info = self._labelled_gauge("build_info", "1, with what runs here", info)

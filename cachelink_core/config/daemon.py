@@ -11,6 +11,7 @@ from cachelink_core import limits
 from cachelink_core.config.base import ENV_DELIMITER, ENV_PREFIX
 from cachelink_core.config.sections import (
     Auth,
+    Codecs,
     HttpListen,
     Listen,
     Log,
@@ -47,6 +48,9 @@ class DaemonConfig(BaseSettings):
 
     model: Model = Field(default_factory=Model)
     """The model of this node."""
+
+    codecs: Codecs = Field(default_factory=Codecs)
+    """How quantized caches are computed."""
 
     listen: Listen = Field(default_factory=Listen)
     """The gRPC server."""

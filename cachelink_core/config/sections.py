@@ -39,6 +39,13 @@ class Model(Section):
     """Where converted weights and digests are kept; null takes the user's cache folder."""
 
 
+class Codecs(Section):
+    """How quantized caches are computed."""
+
+    backend: Literal["auto", "eager", "compiled"] = "auto"
+    """compiled: int8 and int4 in less time, a start some 15 s longer; auto: on a CUDA device only."""
+
+
 class Listen(Section):
     """Where a server listens. Port 0 lets the system pick; the ready line has the real one."""
 

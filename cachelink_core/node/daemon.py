@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from cachelink_core import logs
 from cachelink_core.config import DaemonConfig
 from cachelink_core.engine.base import Engine
+from cachelink_core.engine.compile_codecs import compile_codecs
 from cachelink_core.engine.loading import load_engine, set_threads
 from cachelink_core.http import HttpServer
 from cachelink_core.lifecycle import Daemon, Hooks, Readiness
@@ -81,6 +82,9 @@ class NodeDaemon(Generic[C]):
         listen.check()
         engine = self._engine or self._load()
         self.readiness.done("model")
+        self.metrics.codec_compile_seconds.set(
+            compile_codecs(engine, config.codecs.backend, [self.metrics.role])
+        )
         took_s = self_check(engine)
         _log.info("self_check_passed", seconds=round(took_s, 3))
         self.node = self._build_node(build_parts(config, engine, self.metrics))

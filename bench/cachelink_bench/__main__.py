@@ -9,6 +9,7 @@ from typing import Final
 
 BENCHMARKS: Final = {
     "codecs": "bytes, divergence and speed of every codec on a real model's cache",
+    "codec-speed": "encode and decode a core, eager and compiled, beside memcpy and a 10 Gb/s link",
     "transport": "what mapping a token costs, beside the bare GEMMs inside it",
     "latency": "translating a ready cache beside reading the prefix again, to the first token",
     "answer": "answers from a cache that lies ready, alone and several at once",

@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cachelink_bench.codec_quality import make_subject
+from cachelink_bench.codec_rates import Speed, measure_speed, memcpy_rate
 from cachelink_bench.codec_runs import ARMS, TIMED, TextResult, run_text
-from cachelink_bench.codec_speed import Speed, measure_speed, memcpy_rate
 from cachelink_bench.codec_targets import Target, judge_targets
 from cachelink_bench.codec_treatments import Handover
 from cachelink_bench.environment import environment

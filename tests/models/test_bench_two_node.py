@@ -275,6 +275,33 @@ def test_a_node_that_dies_is_one_line_with_what_was_done_and_how_to_go_on(engine
     assert [path.name for path in tmp_path.iterdir()] == [log.name]
 
 
+def test_nodes_that_ask_for_a_token_are_reached_with_it(engine, folder, tmp_path, capsys):
+    secret = tmp_path / "lab.token"
+    secret.write_text("a token of the laboratory\n")
+    asks = {"auth": {"tokens": {"lab": {"file": str(secret)}}}}
+    with (
+        receiver_of(tiny_engine(folder, "llama"), **asks) as receiver,
+        sender_of(
+            engine,
+            {"far": {"address": receiver.addresses["grpc"], "token": {"file": str(secret)}}},
+            **asks,
+        ) as sender,
+    ):
+        argv = ["two-node", "--sender", sender.addresses["grpc"]]
+        argv += ["--receiver", receiver.addresses["grpc"], "--model", str(folder / "llama-float32")]
+        argv += ["--contexts", "300", "--representations", "text,native", "--documents", "1"]
+        argv += ["--repeats", "1", "--decode", str(DECODE), "--out", str(tmp_path / "out")]
+        capsys.readouterr()  # what the daemons said at their start
+        assert "token" in error_of(capsys, argv)
+        assert "cannot be read" in error_of(capsys, [*argv, "--token-file", str(tmp_path / "no")])
+        assert not (tmp_path / "out").exists()
+        assert bench.main([*argv, "--token-file", str(secret)]) == 0
+    stored = (tmp_path / "out" / "two-node.json").read_text()
+    assert "laboratory" not in stored
+    resolved = json.loads(stored)["resolved"]
+    assert (resolved["link"], resolved["threads"], resolved["decode"]) == (None, None, DECODE)
+
+
 def test_a_place_that_cannot_be_written_is_one_line_before_anything_runs(
     pair, folder, tmp_path, capsys
 ):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from cachelink_bench.emulation.spec import parse_link
+from cachelink_bench.two_node.measure import Addresses
 from cachelink_bench.two_node.parts import bench_folder
 from cachelink_bench.two_node.plan import CONTEXTS, REPRESENTATIONS, Mode, Plan, split
 from cachelink_bench.two_node.results import write_results
@@ -75,6 +76,15 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     nodes.add_argument(
         "--receiver-name", default="", help="in the sender's list, if it has several"
     )
+    nodes.add_argument(
+        "--token-file", default="", metavar="FILE", help="with the bearer token that they ask for"
+    )
+    nodes.add_argument(
+        "--tls-ca",
+        default="",
+        metavar="FILE",
+        help="roots of their certificates; then TLS is spoken",
+    )
     link = parser.add_argument_group("or two that are started here, which needs root")
     link.add_argument("--emulate", metavar="RATE", help="of the link between them, such as 1gbit")
     link.add_argument("--delay", default="0s", help="one way, such as 0.2ms")
@@ -123,6 +133,18 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def _addresses(options: argparse.Namespace) -> Addresses | None:
+    if options.emulate is not None:
+        return None
+    return Addresses(
+        sender=options.sender,
+        receiver=options.receiver,
+        receiver_name=options.receiver_name,
+        token_file=options.token_file,
+        tls_ca=options.tls_ca,
+    )
+
+
 def _modes(options: argparse.Namespace) -> tuple[Mode, ...]:
     if not options.serial:
         return ("overlapped",)
@@ -142,9 +164,7 @@ def _run(options: argparse.Namespace, command: str) -> None:
         wide_kv=options.wide_kv,
     )
     settings = Settings(
-        sender=options.sender or "",
-        receiver=options.receiver or "",
-        receiver_name=options.receiver_name,
+        at=_addresses(options),
         link=parse_link(options.emulate, options.delay, options.loss) if options.emulate else None,
         threads=options.threads,
         log=_log(options),

@@ -83,7 +83,7 @@ def run_job(job: Job) -> dict[str, object]:
             job.plan,
             job.subjects,
             log,
-            {mode: Addresses(p.sender, p.receiver, p.receiver_name) for mode, p in found.items()},
+            {mode: each.at for mode, each in found.items()},
             watch,
             times=PrefillTimes(
                 Path(job.captures) if job.captures else None, job.setting, pair.identity.digest()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -14,6 +15,7 @@ from cachelink_bench.two_node.plan import TEXT, Mode, Plan
 from cachelink_bench.two_node.prefill_times import PrefillTimes
 from cachelink_bench.two_node.runs import PREFILL, Key, Run, RunLog
 from cachelink_bench.two_node.subjects import WARM_UP, Subject
+from cachelink_core.cli.connection import Connection
 from cachelink_core.errors import CacheLinkError, IdentityMismatch, InternalError
 from cachelink_core.rpc.client import (
     Document,
@@ -44,12 +46,24 @@ class Addresses(msgspec.Struct, frozen=True):
     Attributes:
         sender: that reads documents.
         receiver: that answers.
-        receiver_name: of the receiver in the sender's list.
+        receiver_name: of the receiver in the sender's list; empty if it has only one.
+        token_file: with the bearer token that they ask for; empty for none.
+        tls_ca: file of the roots that their certificates need; empty for plaintext.
     """
 
     sender: str
     receiver: str
-    receiver_name: str
+    receiver_name: str = ""
+    token_file: str = ""
+    tls_ca: str = ""
+
+    @property
+    def connection(self) -> Connection:
+        """What both are reached with."""
+        return Connection(
+            ca=Path(self.tls_ca) if self.tls_ca else None,
+            token_file=Path(self.token_file) if self.token_file else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,8 +346,8 @@ def measure(
     with ExitStack() as stack:
         nodes: dict[str, Nodes] = {
             mode: Nodes(
-                stack.enter_context(SenderClient(at.sender)),
-                stack.enter_context(ReceiverClient(at.receiver)),
+                stack.enter_context(at.connection.sender(at.sender)),
+                stack.enter_context(at.connection.receiver(at.receiver)),
                 at.receiver_name,
             )
             for mode, at in pairs.items()

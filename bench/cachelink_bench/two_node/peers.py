@@ -27,50 +27,42 @@ class Pair(msgspec.Struct, frozen=True):
     """Two daemons that fit.
 
     Attributes:
-        sender: its address.
-        receiver: its address.
-        receiver_name: of the receiver in the sender's list.
+        at: where they are, with the receiver's name.
         sender_version: of the distribution.
         receiver_version: of the distribution.
         identity: of the model on both.
     """
 
-    sender: str
-    receiver: str
-    receiver_name: str
+    at: Addresses
     sender_version: str
     receiver_version: str
     identity: ModelIdentity
 
 
-def find_pair(
-    sender: str, receiver: str, receiver_name: str = "", mode: Mode = "overlapped"
-) -> Pair:
+def find_pair(at: Addresses, mode: Mode = "overlapped") -> Pair:
     """Asks both daemons what they are.
 
     Args:
-        sender: its address.
-        receiver: its address.
-        receiver_name: of the receiver in the sender's list; empty if there is only one.
+        at: where they are.
         mode: in which they have to work.
 
     Raises:
         PeerGone: one cannot be reached; the message says which.
         IdentityMismatch: they do not have the same model.
-        ConfigError: an address of the other kind, a node of the other mode, or a name that the
-            sender does not have.
+        Denied: they ask for a token, or for another one.
+        ConfigError: an address of the other kind, a node of the other mode, a name that the sender
+            does not have, or no file of that name.
     """
-    with SenderClient(sender) as asks, ReceiverClient(receiver) as answers:
+    reach = at.connection
+    with reach.sender(at.sender) as asks, reach.receiver(at.receiver) as answers:
         ours, theirs = _ping(asks, "sender"), _ping(answers, "receiver")
-    _check_mode(ours, "sender", sender, mode)
-    _check_mode(theirs, "receiver", receiver, mode)
+    _check_mode(ours, "sender", at.sender, mode)
+    _check_mode(theirs, "receiver", at.receiver, mode)
     differing = diff(theirs.identity, ours.identity)
     if differing:
         raise IdentityMismatch(differing)
     return Pair(
-        sender=sender,
-        receiver=receiver,
-        receiver_name=_name(ours.receivers, receiver_name),
+        at=msgspec.structs.replace(at, receiver_name=_name(ours.receivers, at.receiver_name)),
         sender_version=ours.version,
         receiver_version=theirs.version,
         identity=theirs.identity,
@@ -83,10 +75,7 @@ def find_pairs(wanted: Mapping[Mode, Addresses]) -> dict[Mode, Pair]:
     Raises:
         CacheLinkError: see ``find_pair``.
     """
-    found = {
-        mode: find_pair(at.sender, at.receiver, at.receiver_name, mode)
-        for mode, at in wanted.items()
-    }
+    found = {mode: find_pair(at, mode) for mode, at in wanted.items()}
     first, *others = found.values()
     for other in others:
         differing = diff(first.identity, other.identity)

@@ -158,6 +158,7 @@ class Results(msgspec.Struct, frozen=True):
         date: of its end, UTC.
         command: that made it.
         config: the plan.
+        resolved: the same with all that it was run with: link, threads, the models' identities.
         environment: versions and machine of whoever measured.
         nodes: of both daemons: versions, and the model's identity digest.
         load_average: of the measuring machine at the start.
@@ -185,6 +186,7 @@ class Results(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
     runs: tuple[Run, ...]
     note: str = ""
+    resolved: dict[str, object] = {}
     wide_kv: WideKv | None = None
 
     @property

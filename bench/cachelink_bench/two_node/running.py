@@ -45,9 +45,7 @@ class Settings:
     """Where and how a plan runs.
 
     Attributes:
-        sender: address of a daemon that runs; empty if they are started here.
-        receiver: likewise.
-        receiver_name: of the receiver in the sender's list; empty if there is only one.
+        at: where daemons are that run; None if they are started here.
         link: to emulate; None for daemons that run.
         threads: of each daemon that is started here; None for the runtime's choice.
         log: path of the runs.
@@ -57,9 +55,7 @@ class Settings:
         capture_dir: where senders that are started here keep what they prefill; None keeps nothing.
     """
 
-    sender: str
-    receiver: str
-    receiver_name: str
+    at: Addresses | None
     link: LinkSpec | None
     threads: int | None
     log: Path
@@ -93,6 +89,7 @@ def run(plan: Plan, settings: Settings) -> Results:
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         command=settings.command,
         config=plan,
+        resolved=config,
         environment=machine,
         nodes=nodes[0],
         load_average=load,
@@ -118,11 +115,10 @@ def _wide(parts: Sequence[Part], nodes: Sequence[dict[str, object]]) -> WideKv |
 
 def _look(plan: Plan, settings: Settings) -> ModelIdentity | None:
     """Finds out what is cheap to find out before a model is loaded."""
-    if settings.link is not None:
+    if settings.at is None:
         check_tools()
         return None
-    at = settings.sender, settings.receiver, settings.receiver_name
-    return find_pair(*at, plan.modes[0]).identity
+    return find_pair(settings.at, plan.modes[0]).identity
 
 
 def _config(plan: Plan, settings: Settings, parts: Sequence[Part]) -> dict[str, object]:
@@ -136,14 +132,13 @@ def _config(plan: Plan, settings: Settings, parts: Sequence[Part]) -> dict[str, 
 def _job(
     part: Part, settings: Settings, config: dict[str, object], machine: dict[str, object]
 ) -> Job:
-    at = Addresses(settings.sender, settings.receiver, settings.receiver_name)
-    started_here = settings.link is not None
+    started_here = settings.at is None
     return Job(
         plan=part.plan,
         subjects=part.subjects,
         log=str(settings.log),
         config=config,
-        pairs=dict.fromkeys(part.plan.modes, at),
+        pairs=dict.fromkeys(part.plan.modes, settings.at) if settings.at else {},
         setting=f"{machine['processor']}, {machine['cpus']} cores, threads {settings.threads}",
         captures=str(settings.capture_dir or "") if started_here else "",
         bytes_only=part.bytes_only,

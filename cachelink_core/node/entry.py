@@ -10,6 +10,7 @@ from typing import TypeVar
 from cachelink_core import logs
 from cachelink_core.config import DaemonConfig, load_config
 from cachelink_core.errors import CacheLinkError, ConfigError
+from cachelink_core.node.allocator import limit_arenas
 from cachelink_core.node.daemon import NodeDaemon
 
 EXIT_CONFIG = 2
@@ -32,6 +33,7 @@ def run_daemon(
         build: from the resolved configuration to a daemon that is not started yet.
         argv: its options; None for this process's.
     """
+    limit_arenas()
     try:
         config = load_config(config_class, sys.argv[1:] if argv is None else argv, os.environ)
         logs.install(config.log.level, config.log.format)

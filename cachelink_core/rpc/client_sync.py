@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -275,7 +276,7 @@ class SenderClient(_NodeClient):
             least_trust: the least that is good enough.
             max_error: largest expected next-token KL of the cache in nats; None for any.
             questions: that will be asked about the prefix, for ``auto``.
-            on_progress: called with each progress event.
+            on_progress: called with each progress event; if it raises, the handoff is given up.
             deadline_s: for all of it, prefill included.
 
         Raises:
@@ -288,7 +289,7 @@ class SenderClient(_NodeClient):
 
     def handoff_events(
         self, request: HandoffRequest, *, deadline_s: float = limits.HANDOFF_DEADLINE_S
-    ) -> Iterator[Progress | Receipt]:
+    ) -> Generator[Progress | Receipt, None, None]:
         """The same as an iterator; the last item is the receipt. Closing it cancels the handoff.
 
         Raises:
@@ -313,7 +314,7 @@ class SenderClient(_NodeClient):
 
     def _events(
         self, method: Any, request: object, deadline_s: float
-    ) -> Iterator[Progress | Receipt]:
+    ) -> Generator[Progress | Receipt, None, None]:
         call = method(request, timeout=deadline_s, metadata=self._metadata)
         try:
             for message in call:
@@ -324,10 +325,14 @@ class SenderClient(_NodeClient):
             call.cancel()  # nothing, when it has ended
 
 
-def _receipt(events: Iterator[Progress | Receipt], on_progress: OnProgress | None) -> Receipt:
-    for event in events:
-        if isinstance(event, Receipt):
-            return event
-        if on_progress is not None:
-            on_progress(event)
+def _receipt(
+    events: Generator[Progress | Receipt, None, None], on_progress: OnProgress | None
+) -> Receipt:
+    # Closed at once when on_progress raises: the call must not outlive whoever wanted it.
+    with closing(events):
+        for event in events:
+            if isinstance(event, Receipt):
+                return event
+            if on_progress is not None:
+                on_progress(event)
     raise PeerGone("the handoff ended without its receipt")

@@ -23,6 +23,7 @@ from cachelink_bench.two_node.plan import Mode, Plan
 from cachelink_bench.two_node.prefill_times import PrefillTimes
 from cachelink_bench.two_node.progress import watching
 from cachelink_bench.two_node.runs import RunLog
+from cachelink_bench.two_node.stopping import Stop, run_stoppable
 from cachelink_bench.two_node.subjects import Subject
 from cachelink_core.cli.demo.daemons import ended_by_sigterm
 from cachelink_core.errors import CacheLinkError, InternalError, all_errors
@@ -75,6 +76,10 @@ def run_job(job: Job) -> dict[str, object]:
     Raises:
         CacheLinkError: a node cannot be reached, refused or failed.
     """
+    return run_stoppable(lambda stop: _measured(job, stop))
+
+
+def _measured(job: Job, stop: Stop) -> dict[str, object]:
     found = find_pairs(job.pairs)
     pair = found[job.plan.modes[0]]
     log = RunLog(Path(job.log), job.config, resume=True)
@@ -85,6 +90,7 @@ def run_job(job: Job) -> dict[str, object]:
             log,
             {mode: each.at for mode, each in found.items()},
             watch,
+            stop,
             times=PrefillTimes(
                 Path(job.captures) if job.captures else None, job.setting, pair.identity.digest()
             ),

@@ -14,6 +14,7 @@ import msgspec
 from cachelink_bench.two_node.plan import TEXT, Mode, Plan
 from cachelink_bench.two_node.prefill_times import PrefillTimes
 from cachelink_bench.two_node.runs import PREFILL, Key, Run, RunLog
+from cachelink_bench.two_node.stopping import Stop
 from cachelink_bench.two_node.subjects import WARM_UP, Subject
 from cachelink_core.cli.connection import Connection
 from cachelink_core.errors import CacheLinkError, IdentityMismatch, InternalError
@@ -101,6 +102,7 @@ class Measurement:
         nodes: Mapping[str, Nodes],
         log: RunLog,
         times: PrefillTimes,
+        stop: Stop,
         *,
         bytes_only: bool,
     ) -> None:
@@ -112,9 +114,11 @@ class Measurement:
             nodes: that do it, two of each mode.
             log: takes every run as soon as it is there.
             times: of prefixes that were prefilled earlier.
+            stop: asked now and then.
             bytes_only: ask nothing: a run ends with its handoff.
         """
         self._times = times
+        self._stop = stop
         self._bytes_only = bytes_only
         self._plan = plan
         self._subjects = subjects
@@ -221,15 +225,28 @@ class Measurement:
         """Has a sender read the document, or read it back from disk; forgets the cache at the end."""
         sender = self._nodes[mode].sender
         document = Document(subject.text)
-        receipt = sender.prefill(document, deadline_s=DEADLINE_S)
+        receipt = self._read(sender, document)
         if receipt.prefix_origin == "held" or 0 < receipt.prefilled_tokens < receipt.tokens:
             sender.evict(receipt.sender_cache_id)  # some of it was there from an earlier run
-            receipt = sender.prefill(document, deadline_s=DEADLINE_S)
+            receipt = self._read(sender, document)
         try:
             _check(subject, "tokens", receipt.tokens, subject.tokens)
             yield receipt, self._prefill_run(subject, mode, receipt)
         finally:
             _forget(sender, receipt.sender_cache_id)
+
+    def _read(self, sender: SenderClient, document: Document) -> Receipt:
+        return sender.prefill(document, on_progress=self._stop.check, deadline_s=DEADLINE_S)
+
+    def _handoff(self, nodes: Nodes, codec: str, held: Receipt) -> Receipt:
+        self._stop.check()
+        return nodes.sender.handoff(
+            HeldCache(held.sender_cache_id),
+            nodes.receiver_name,
+            codec=codec,
+            on_progress=self._stop.check,
+            deadline_s=DEADLINE_S,
+        )
 
     def _prefill_run(self, subject: Subject, mode: Mode, receipt: Receipt) -> Run:
         """Its time, or the earlier one of a cache that was captured; without one it has no phases."""
@@ -252,11 +269,11 @@ class Measurement:
     def _moved(self, subject: Subject, repeat: int, name: str, mode: str, held: Receipt) -> Run:
         nodes = self._nodes[mode]
         began = time.monotonic()
-        receipt = _handoff(nodes, name, held)
+        receipt = self._handoff(nodes, name, held)
         if receipt.already_installed:  # left over from a run that was killed
             nodes.receiver.evict(receipt.cache_id)
             began = time.monotonic()
-            receipt = _handoff(nodes, name, held)
+            receipt = self._handoff(nodes, name, held)
         run = Run(
             context=subject.context,
             document=subject.document,
@@ -304,12 +321,15 @@ class Measurement:
     def _ask(self, receiver: ReceiverClient, context: Context, question: str) -> Said:
         ids: list[int] = []
         first_s = 0.0
-        with receiver.answer(
-            context,
-            Question(question),
-            sampling=Sampling(max_new_tokens=self._plan.decode, ignore_eos=True),
-            deadline_s=DEADLINE_S,
-        ) as answer:
+        with (
+            receiver.answer(
+                context,
+                Question(question),
+                sampling=Sampling(max_new_tokens=self._plan.decode, ignore_eos=True),
+                deadline_s=DEADLINE_S,
+            ) as answer,
+            self._stop.cancelling(answer.cancel),
+        ):
             for delta in answer:
                 if delta.token_ids and not ids:
                     first_s = time.monotonic()
@@ -325,6 +345,7 @@ def measure(
     log: RunLog,
     pairs: Mapping[Mode, Addresses],
     watch: Callable[[float], OnWork],
+    stop: Stop,
     *,
     times: PrefillTimes,
     bytes_only: bool = False,
@@ -337,10 +358,12 @@ def measure(
         log: of all runs.
         pairs: where the nodes of each mode are.
         watch: told how much work there is, gives what is told of it.
+        stop: asked now and then.
         times: of prefixes that were prefilled earlier.
         bytes_only: ask nothing: a run ends with its handoff.
 
     Raises:
+        HandoffAborted: it was asked to stop.
         CacheLinkError: a node cannot be reached, refused or failed.
     """
     with ExitStack() as stack:
@@ -352,14 +375,8 @@ def measure(
             )
             for mode, at in pairs.items()
         }
-        measurement = Measurement(plan, subjects, nodes, log, times, bytes_only=bytes_only)
+        measurement = Measurement(plan, subjects, nodes, log, times, stop, bytes_only=bytes_only)
         measurement.run(watch(measurement.work()))
-
-
-def _handoff(nodes: Nodes, codec: str, held: Receipt) -> Receipt:
-    return nodes.sender.handoff(
-        HeldCache(held.sender_cache_id), nodes.receiver_name, codec=codec, deadline_s=DEADLINE_S
-    )
 
 
 def _turned(items: Sequence[_T], turn: int) -> list[_T]:

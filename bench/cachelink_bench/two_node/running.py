@@ -33,6 +33,7 @@ from cachelink_bench.two_node.results import (
     make_rows,
 )
 from cachelink_bench.two_node.runs import FORMAT, RunLog
+from cachelink_bench.two_node.stopping import run_stoppable
 from cachelink_bench.two_node.subjects import WARM_UP
 from cachelink_core.identity import ModelIdentity
 
@@ -118,7 +119,8 @@ def _look(plan: Plan, settings: Settings) -> ModelIdentity | None:
     if settings.at is None:
         check_tools()
         return None
-    return find_pair(settings.at, plan.modes[0]).identity
+    at = settings.at
+    return run_stoppable(lambda _stop: find_pair(at, plan.modes[0])).identity
 
 
 def _config(plan: Plan, settings: Settings, parts: Sequence[Part]) -> dict[str, object]:

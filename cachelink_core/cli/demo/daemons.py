@@ -30,6 +30,7 @@ RECEIVER_NAME: Final = "demo"
 
 _ENV_PREFIX: Final = "CACHELINK_"
 _TAIL_LINES: Final = 15
+_READER_DEADLINE_S: Final = 1.0
 
 
 class DaemonProcess:
@@ -71,7 +72,8 @@ class DaemonProcess:
                 env=environment,
             )
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        threading.Thread(target=self._read, name=f"{name}-output", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name=f"{name}-output", daemon=True)
+        self._reader.start()
 
     @property
     def pid(self) -> int:
@@ -140,6 +142,8 @@ class DaemonProcess:
         if self._process.poll() is None:
             self._process.kill()
         self.exit_status = self._process.wait()
+        # It must not come to a pipe that is closed; a pipe that a grandchild holds open it keeps.
+        self._reader.join(_READER_DEADLINE_S)
         assert self._process.stdin is not None, "it is a pipe"
         assert self._process.stdout is not None, "it is a pipe"
         for pipe in (self._process.stdin, self._process.stdout):

@@ -26,6 +26,8 @@ BENCHMARKS: Final = {
 """Name, which with ``_`` for ``-`` is the module's, and what it does. Each module has
 ``main(argv) -> int``."""
 
+INTERRUPTED: Final = 130
+
 _USAGE: Final = "usage: cachelink-bench BENCHMARK [OPTION]...\n"
 
 
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments, those of the process by default.
 
     Returns:
-        The benchmark's exit status; 2 for a name that does not exist.
+        The benchmark's exit status; 2 for a name that does not exist, 130 after Ctrl-C.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] in (["-h"], ["--help"]):
@@ -47,9 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         named = repr(given[0]) if given else "nothing"
         print(f"{_USAGE}cachelink-bench: {named} is not one of {known}", file=sys.stderr)
         return 2
-    module = import_module(f"cachelink_bench.{given[0].replace('-', '_')}")
-    run: Callable[[Sequence[str]], int] = module.main
-    return run(given[1:])
+    try:
+        module = import_module(f"cachelink_bench.{given[0].replace('-', '_')}")
+        run: Callable[[Sequence[str]], int] = module.main
+        return run(given[1:])
+    except KeyboardInterrupt:  # loading torch alone takes seconds
+        print(f"cachelink-bench {given[0]}: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _help() -> str:

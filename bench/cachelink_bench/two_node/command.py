@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from cachelink_bench.emulation.spec import parse_link
-from cachelink_bench.two_node.measure import Addresses
+from cachelink_bench.two_node.client import Addresses
 from cachelink_bench.two_node.parts import bench_folder
 from cachelink_bench.two_node.plan import CONTEXTS, REPRESENTATIONS, Mode, Plan, split
 from cachelink_bench.two_node.results import write_results

@@ -17,7 +17,8 @@ from typing import Final
 
 import msgspec
 
-from cachelink_bench.two_node.measure import Addresses, measure
+from cachelink_bench.two_node.client import Addresses
+from cachelink_bench.two_node.measure import measure
 from cachelink_bench.two_node.peers import find_pairs
 from cachelink_bench.two_node.plan import Mode, Plan
 from cachelink_bench.two_node.prefill_times import PrefillTimes

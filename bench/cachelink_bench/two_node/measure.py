@@ -4,92 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
 
 import msgspec
 
+from cachelink_bench.two_node.client import Addresses, Nodes, forget
 from cachelink_bench.two_node.plan import TEXT, Mode, Plan
 from cachelink_bench.two_node.prefill_times import PrefillTimes
 from cachelink_bench.two_node.runs import PREFILL, Key, Run, RunLog
 from cachelink_bench.two_node.stopping import Stop
 from cachelink_bench.two_node.subjects import WARM_UP, Subject
-from cachelink_core.cli.connection import Connection
 from cachelink_core.errors import CacheLinkError, IdentityMismatch, InternalError
-from cachelink_core.rpc.client import (
-    Document,
-    HeldCache,
-    Question,
-    Receipt,
-    ReceiverClient,
-    Sampling,
-    SenderClient,
-)
-from cachelink_core.rpc.types import Context, Phases
-
-DEADLINE_S: Final = 3600.0
-"""For one prefill or answer: a long document on a slow machine."""
-
-FORGET_DEADLINE_S: Final = 3.0
-"""For an eviction: after Ctrl-C the daemon may be ending as well."""
+from cachelink_core.rpc.client import Document, HeldCache, Receipt
 
 _T = TypeVar("_T")
 
 OnWork = Callable[[str, float], None]
 """Told what runs now, and how much work ended before it."""
-
-
-class Addresses(msgspec.Struct, frozen=True):
-    """Where two daemons are.
-
-    Attributes:
-        sender: that reads documents.
-        receiver: that answers.
-        receiver_name: of the receiver in the sender's list; empty if it has only one.
-        token_file: with the bearer token that they ask for; empty for none.
-        tls_ca: file of the roots that their certificates need; empty for plaintext.
-    """
-
-    sender: str
-    receiver: str
-    receiver_name: str = ""
-    token_file: str = ""
-    tls_ca: str = ""
-
-    @property
-    def connection(self) -> Connection:
-        """What both are reached with."""
-        return Connection(
-            ca=Path(self.tls_ca) if self.tls_ca else None,
-            token_file=Path(self.token_file) if self.token_file else None,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Nodes:
-    """Two daemons as their client sees them.
-
-    Attributes:
-        sender: that reads documents.
-        receiver: that answers.
-        receiver_name: of the receiver in the sender's list.
-    """
-
-    sender: SenderClient
-    receiver: ReceiverClient
-    receiver_name: str
-
-
-class Said(NamedTuple):
-    """One answer."""
-
-    ids: tuple[int, ...]
-    first_token_at_s: float
-    ended_at_s: float
-    path: str
-    phases: Phases
 
 
 class Measurement:
@@ -102,7 +34,6 @@ class Measurement:
         nodes: Mapping[str, Nodes],
         log: RunLog,
         times: PrefillTimes,
-        stop: Stop,
         *,
         bytes_only: bool,
     ) -> None:
@@ -114,11 +45,9 @@ class Measurement:
             nodes: that do it, two of each mode.
             log: takes every run as soon as it is there.
             times: of prefixes that were prefilled earlier.
-            stop: asked now and then.
             bytes_only: ask nothing: a run ends with its handoff.
         """
         self._times = times
-        self._stop = stop
         self._bytes_only = bytes_only
         self._plan = plan
         self._subjects = subjects
@@ -223,30 +152,16 @@ class Measurement:
     @contextmanager
     def _prefilled(self, subject: Subject, mode: Mode) -> Iterator[tuple[Receipt, Run]]:
         """Has a sender read the document, or read it back from disk; forgets the cache at the end."""
-        sender = self._nodes[mode].sender
-        document = Document(subject.text)
-        receipt = self._read(sender, document)
+        nodes = self._nodes[mode]
+        receipt = nodes.read(subject.text)
         if receipt.prefix_origin == "held" or 0 < receipt.prefilled_tokens < receipt.tokens:
-            sender.evict(receipt.sender_cache_id)  # some of it was there from an earlier run
-            receipt = self._read(sender, document)
+            nodes.sender.evict(receipt.sender_cache_id)  # some of it was there from an earlier run
+            receipt = nodes.read(subject.text)
         try:
             _check(subject, "tokens", receipt.tokens, subject.tokens)
             yield receipt, self._prefill_run(subject, mode, receipt)
         finally:
-            _forget(sender, receipt.sender_cache_id)
-
-    def _read(self, sender: SenderClient, document: Document) -> Receipt:
-        return sender.prefill(document, on_progress=self._stop.check, deadline_s=DEADLINE_S)
-
-    def _handoff(self, nodes: Nodes, codec: str, held: Receipt) -> Receipt:
-        self._stop.check()
-        return nodes.sender.handoff(
-            HeldCache(held.sender_cache_id),
-            nodes.receiver_name,
-            codec=codec,
-            on_progress=self._stop.check,
-            deadline_s=DEADLINE_S,
-        )
+            forget(nodes.sender, receipt.sender_cache_id)
 
     def _prefill_run(self, subject: Subject, mode: Mode, receipt: Receipt) -> Run:
         """Its time, or the earlier one of a cache that was captured; without one it has no phases."""
@@ -269,11 +184,11 @@ class Measurement:
     def _moved(self, subject: Subject, repeat: int, name: str, mode: str, held: Receipt) -> Run:
         nodes = self._nodes[mode]
         began = time.monotonic()
-        receipt = self._handoff(nodes, name, held)
+        receipt = nodes.hand_over(name, held)
         if receipt.already_installed:  # left over from a run that was killed
             nodes.receiver.evict(receipt.cache_id)
             began = time.monotonic()
-            receipt = self._handoff(nodes, name, held)
+            receipt = nodes.hand_over(name, held)
         run = Run(
             context=subject.context,
             document=subject.document,
@@ -288,9 +203,10 @@ class Measurement:
         try:
             if self._bytes_only:
                 return run
-            said = self._ask(nodes.receiver, HeldCache(receipt.cache_id), subject.question)
+            context = HeldCache(receipt.cache_id)
+            said = nodes.ask(context, subject.question, self._plan.decode)
         finally:
-            _forget(nodes.receiver, receipt.cache_id)
+            forget(nodes.receiver, receipt.cache_id)
         return msgspec.structs.replace(
             run,
             answer=dict(said.phases),
@@ -300,9 +216,9 @@ class Measurement:
         )
 
     def _re_read(self, subject: Subject, repeat: int) -> Run:
-        receiver = self._nodes[self._plan.modes[0]].receiver
+        nodes = self._nodes[self._plan.modes[0]]
         began = time.monotonic()
-        said = self._ask(receiver, Document(subject.text), subject.question)
+        said = nodes.ask(Document(subject.text), subject.question, self._plan.decode)
         _check(subject, "path", said.path, "recompute")
         return Run(
             context=subject.context,
@@ -317,26 +233,6 @@ class Measurement:
             round_trip_s=said.ended_at_s - began,
             ids=said.ids,
         )
-
-    def _ask(self, receiver: ReceiverClient, context: Context, question: str) -> Said:
-        ids: list[int] = []
-        first_s = 0.0
-        with (
-            receiver.answer(
-                context,
-                Question(question),
-                sampling=Sampling(max_new_tokens=self._plan.decode, ignore_eos=True),
-                deadline_s=DEADLINE_S,
-            ) as answer,
-            self._stop.cancelling(answer.cancel),
-        ):
-            for delta in answer:
-                if delta.token_ids and not ids:
-                    first_s = time.monotonic()
-                ids += delta.token_ids
-            ended_s = time.monotonic()
-        assert answer.final is not None, "the answer was read to its end"
-        return Said(tuple(ids), first_s, ended_s, answer.final.path, answer.final.phases)
 
 
 def measure(
@@ -372,10 +268,11 @@ def measure(
                 stack.enter_context(at.connection.sender(at.sender)),
                 stack.enter_context(at.connection.receiver(at.receiver)),
                 at.receiver_name,
+                stop,
             )
             for mode, at in pairs.items()
         }
-        measurement = Measurement(plan, subjects, nodes, log, times, stop, bytes_only=bytes_only)
+        measurement = Measurement(plan, subjects, nodes, log, times, bytes_only=bytes_only)
         measurement.run(watch(measurement.work()))
 
 
@@ -397,11 +294,6 @@ def _during(doing: str, error: CacheLinkError) -> CacheLinkError:
     if isinstance(error, IdentityMismatch):
         return IdentityMismatch(error.diffs, message)
     return type(error)(message)
-
-
-def _forget(client: SenderClient | ReceiverClient, cache_id: str) -> None:
-    with suppress(CacheLinkError):  # it is gone, or the node is: nothing to clean up
-        client.evict(cache_id, deadline_s=FORGET_DEADLINE_S)
 
 
 def _check(subject: Subject, what: str, found: object, wanted: object) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from cachelink_bench.serial.versions import is_serial
-from cachelink_bench.two_node.measure import Addresses
+from cachelink_bench.two_node.client import Addresses
 from cachelink_bench.two_node.plan import Mode
 from cachelink_core.errors import (
     ConfigError,

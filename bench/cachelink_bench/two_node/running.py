@@ -19,8 +19,8 @@ from cachelink_bench.emulation.spec import LinkSpec
 from cachelink_bench.emulation.system_commands import check_tools
 from cachelink_bench.environment import environment
 from cachelink_bench.report import load_average
+from cachelink_bench.two_node.client import Addresses
 from cachelink_bench.two_node.job import Job, run_job, run_job_within
-from cachelink_bench.two_node.measure import Addresses
 from cachelink_bench.two_node.parts import Part, make_parts
 from cachelink_bench.two_node.peers import find_pair
 from cachelink_bench.two_node.plan import Mode, Plan

@@ -2,11 +2,12 @@
 
 Ctrl-C and SIGTERM raise between any two lines of the main thread. Within gRPC's client that leaves a
 lock taken or a count of calls wrong: about one in fifty such signals left a channel that could not be
-closed any more. So the main thread only waits, and the work is asked to end.
+closed any more. So the main thread only waits, signals are held back, and the work is asked to end.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -67,30 +68,48 @@ class Stop:
 
 
 def run_stoppable(work: Callable[[Stop], T]) -> T:
-    """Runs ``work`` in a thread and waits for it; a signal's exception leaves after it has ended.
+    """Runs ``work`` in a thread and waits for it; a signal takes effect when it has ended.
+
+    A second signal does not wait.
 
     Args:
         work: asks its argument now and then whether to go on.
 
     Raises:
         Exception: what the work raised.
-        BaseException: what a signal raised here.
+        BaseException: what a signal's handler raises.
     """
     stop, running = Stop(), _Running(work)
     thread = threading.Thread(target=running.run, args=(stop,), name="measure", daemon=True)
-    # A signal while the thread starts would come into the middle of that: it is held back for now. The
-    # thread goes on holding it back, so the waiting one gets it.
-    free = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    thread.start()
-    try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, free)
-        while thread.is_alive():
+    with _held_back() as came:
+        thread.start()
+        until_s = math.inf
+        while thread.is_alive() and len(came) < 2 and time.monotonic() < until_s:
+            if came and until_s == math.inf:
+                until_s = time.monotonic() + END_S
+                stop.ask()
             time.sleep(_POLL_S)
-    except BaseException:
-        stop.ask()
-        thread.join(END_S)
-        raise
     return running.result()
+
+
+@contextmanager
+def _held_back() -> Iterator[list[int]]:
+    """Collects signals within it; the first one is raised at its end, for the handler from before."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # signals are not its business
+        yield came
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = [number for number, handler in handlers.items() if handler is not signal.SIG_IGN]
+    for number in heard:
+        signal.signal(number, lambda got, _frame: came.append(got))
+    try:
+        yield came
+    finally:
+        for number in heard:
+            signal.signal(number, handlers[number])
+        if came:
+            signal.raise_signal(came[0])
 
 
 class _Running(Generic[T]):

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from cachelink_core.errors import ConfigError
+
 QUIET_LOAD: Final = 0.5
 """Load average above which a run is marked: its ratios count, its times do not."""
 
@@ -40,3 +42,19 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def write_json(path: Path, document: dict[str, object]) -> None:
     """Writes a result file."""
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def check_place(folder: Path, said: str) -> None:
+    """Finds out now whether a folder could be made, without making it.
+
+    Args:
+        folder: to be written to.
+        said: the option that names it or a file in it, with its value.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        what = "cannot be written" if there.is_dir() else "is no folder"
+        raise ConfigError(f"{said}: {str(there)!r} {what}")

@@ -1,10 +1,13 @@
-"""What every benchmark's output has in common: how busy the machine was, tables, one JSON line."""
+"""What every benchmark's output has in common: places, how busy the machine was, tables, verdicts."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +15,31 @@ from cachelink_core.errors import ConfigError
 
 QUIET_LOAD: Final = 0.5
 """Load average above which a run is marked: its ratios count, its times do not."""
+
+PLACE_OPTIONS: Final = ("--cache-dir", "--json", "--markdown", "--timeline")
+"""They say where files lie: nothing about the result, and often paths of this machine."""
+
+
+class Report:
+    """Lines that are printed as they come, and kept for ``--markdown``.
+
+    Attributes:
+        lines: so far.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str = "") -> None:
+        """Prints and keeps a text."""
+        print(text, flush=True)
+        self.lines.append(text)
+
+    def write(self, path: Path | None, title: str, date: str, command: str) -> None:
+        """Writes the lines behind a heading with date and command; nothing without a path."""
+        if path is not None:
+            head = f"# {title}\n\n{date}, `{command}`\n"
+            path.write_text("\n".join([head, *self.lines]) + "\n", encoding="utf-8")
 
 
 def load_average() -> float:
@@ -24,6 +52,85 @@ def load_text(load: float) -> str:
     if load > QUIET_LOAD:
         return f"NOT QUIET: load average {load:.2f} at the start; trust the ratios, not the times"
     return f"quiet: load average {load:.2f} at the start"
+
+
+def no_verdict(load: float, *, smoke: bool) -> str:
+    """Why a run says nothing about targets; empty if it does.
+
+    Args:
+        load: average at the start.
+        smoke: whether it was one of few and small rounds.
+    """
+    if smoke:
+        return "a smoke run"
+    return f"NOT QUIET, load average {load:.2f}" if load > QUIET_LOAD else ""
+
+
+def strict_status(benchmark: str, met: Iterable[bool | None], why: str = "") -> int:
+    """Exit status with ``--strict``: 0 only if there are targets and all of them were met.
+
+    Otherwise standard error has the reason.
+
+    Args:
+        benchmark: its name.
+        met: of each target; None where nothing was judged.
+        why: nothing was judged.
+    """
+    found = list(met)
+    missed = found.count(False)
+    if missed:
+        reason = f"{missed} of {len(found)} targets missed"
+    elif not found or None in found:
+        reason = f"no verdict: {why or 'not everything was judged'}"
+    else:
+        return 0
+    print(f"cachelink-bench {benchmark}: --strict: {reason}", file=sys.stderr)
+    return 1
+
+
+def date_text() -> str:
+    """This minute, UTC, as result files have it."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def command_line(benchmark: str, argv: Sequence[str]) -> str:
+    """What makes the same runs: the options that were given, less those of places.
+
+    Of an absolute path, such as a model's folder, only the last name is left.
+
+    Args:
+        benchmark: its name.
+        argv: its arguments. Its parser must not take abbreviated options.
+    """
+    words, given = ["cachelink-bench", benchmark], iter(argv)
+    for word in given:
+        option, equals, _ = word.partition("=")
+        if option not in PLACE_OPTIONS:
+            words.append(_without_folder(word))
+        elif not equals:
+            next(given, None)
+    return shlex.join(words)
+
+
+def check_places(*places: Path | None) -> None:
+    """Makes sure that results can be written, before anything is measured.
+
+    Args:
+        places: files to be; None for an option that was not given.
+
+    Raises:
+        ConfigError: one cannot be written.
+    """
+    for place in filter(None, places):
+        try:
+            try:
+                place.open("xb").close()
+            except FileExistsError:
+                place.open("ab").close()
+            else:
+                place.unlink()
+        except OSError as error:
+            raise ConfigError(f"{place} cannot be written: {error.strerror}") from error
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -44,17 +151,6 @@ def write_json(path: Path, document: dict[str, object]) -> None:
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def check_place(folder: Path, said: str) -> None:
-    """Finds out now whether a folder could be made, without making it.
-
-    Args:
-        folder: to be written to.
-        said: the option that names it or a file in it, with its value.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        what = "cannot be written" if there.is_dir() else "is no folder"
-        raise ConfigError(f"{said}: {str(there)!r} {what}")
+def _without_folder(word: str) -> str:
+    option, equals, value = word.rpartition("=")
+    return f"{option}{equals}{Path(value).name if value.startswith('/') else value}"

@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -78,9 +78,9 @@ def emulated_link(spec: LinkSpec) -> Iterator[EmulatedLink]:
         with _connected(spec, names) as shaper:
             yield EmulatedLink(spec, names, shaper)
     finally:
-        with _undisturbed():
+        with _undisturbed(), ExitStack() as each:  # one that fails does not keep the other
             for name in names.values():
-                _remove(name)
+                each.callback(_remove, name)
 
 
 def set_rate(link: EmulatedLink, spec: LinkSpec) -> None:

@@ -1,7 +1,7 @@
 """``cachelink-bench loopback``: a handoff between two processes beside what the machine can do.
 
-A captured cache goes from a sending to a receiving process, by CacheLink in the model's dtype and as
-int8, by a bare gRPC stream and through a raw socket. ``bench/README.md`` describes the method.
+A captured cache goes from a sending to a receiving process, by CacheLink over both data planes and as
+int8, by a bare gRPC stream and through a framed socket. ``bench/README.md`` describes the method.
 """
 
 from __future__ import annotations
@@ -32,7 +32,18 @@ from cachelink_bench.loopback_results import (
 )
 from cachelink_bench.loopback_rounds import run_rounds
 from cachelink_bench.physics import physics
-from cachelink_bench.report import load_average, load_text, write_json
+from cachelink_bench.report import (
+    Report,
+    check_places,
+    command_line,
+    date_text,
+    load_average,
+    load_text,
+    no_verdict,
+    settings,
+    strict_status,
+    write_json,
+)
 from cachelink_core import limits, logs
 from cachelink_core.engine.loading import load_engine, set_threads
 from cachelink_core.errors import CacheLinkError
@@ -46,32 +57,37 @@ def main(argv: Sequence[str]) -> int:
     """Runs the benchmark.
 
     Returns:
-        0; 1 for an error, or a missed target with ``--strict``; 2 for wrong arguments.
+        0; 1 for an error, or with ``--strict`` unless every target was met; 2 for wrong arguments.
     """
     options = _parse(argv)
     logs.install("error", "console")
     try:
-        document, lines = _run(options)
+        check_places(options.json, options.markdown)
+        document, report = _run(options, command_line("loopback", argv))
     except CacheLinkError as error:
-        print(f"cachelink-bench loopback: {error}", file=sys.stderr)
+        print(f"cachelink-bench loopback: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     if options.json:
         write_json(options.json, document)
-    if options.markdown:
-        options.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    report.write(options.markdown, "Loopback", document["date"], document["command"])
     print(json.dumps(document))
-    return 1 if options.strict and not _all_met(document) else 0
+    if not options.strict:
+        return 0
+    met = [target["met"] for target in document["targets"]]
+    return strict_status("loopback", met, document["no_verdict"])
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="cachelink-bench loopback", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="cachelink-bench loopback", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("--model", default="demo", help="name, folder or GGUF file (demo: SmolLM2)")
     parser.add_argument("--tokens", type=int, default=2048, help="of the captured cache")
     parser.add_argument("--block-tokens", type=int, default=limits.DEFAULT_BLOCK_TOKENS)
     parser.add_argument("--rounds", type=int, default=15, help="measured runs of each arm")
     parser.add_argument("--cache-dir", type=Path, help="of captured caches (default: the user's)")
     parser.add_argument("--smoke", action="store_true", help="a short cache, two rounds")
-    parser.add_argument("--strict", action="store_true", help="exit 1 if a target is missed")
+    parser.add_argument("--strict", action="store_true", help="exit 1 unless every target is met")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
     options = parser.parse_args(argv)
@@ -80,14 +96,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """Measures and prints; returns the document and the lines printed."""
-    load, lines = load_average(), list[str]()
-
-    def say(text: str = "") -> None:
-        print(text, flush=True)
-        lines.append(text)
-
+def _run(options: argparse.Namespace, command: str) -> tuple[dict[str, Any], Report]:
+    """Measures and prints; returns the document and what was printed."""
+    load, report = load_average(), Report()
+    say = report.say
     set_threads(1)
     say(load_text(load))
     best = physics()
@@ -104,13 +116,11 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     say(parts_text(parts, rows["bare"], native_bytes))
     say(limits_text(parts["native"], rows))
     judged = verdicts(rows, native_bytes)
+    why = no_verdict(load, smoke=options.smoke)
     for verdict in judged:
-        say(verdict.text())
-    return _document(options, load, best, native_bytes, wire, rows, parts, judged), lines
-
-
-def _all_met(document: dict[str, Any]) -> bool:
-    return all(verdict["met"] for verdict in document["targets"])
+        say(verdict.text(why))
+    document = _document(options, command, load, best, native_bytes, wire, rows, parts, judged)
+    return document, report
 
 
 def _subject(options: argparse.Namespace) -> Subject:
@@ -136,6 +146,7 @@ def _arms(
 
 def _document(
     options: argparse.Namespace,
+    command: str,
     load: float,
     best: dict[str, float],
     native_bytes: int,
@@ -144,21 +155,20 @@ def _document(
     parts: dict[str, Parts],
     judged: Sequence[Verdict],
 ) -> dict[str, Any]:
+    why = no_verdict(load, smoke=options.smoke)
     return {
         "benchmark": "loopback",
-        "config": {
-            key: str(value) if isinstance(value, Path) else value
-            for key, value in vars(options).items()
-            # Where the results go says nothing about them, and is a path of this machine.
-            if key not in ("json", "markdown", "cache_dir")
-        },
+        "date": date_text(),
+        "command": command,
+        "config": settings(options),
         "environment": environment(),
         "load_average": load,
         "physics": best,
         "native_bytes": native_bytes,
         "arms": {key: asdict(row) | {"wire_bytes": wire[key]} for key, row in rows.items()},
         "parts_gb_per_s": {codec: part.rates(native_bytes) for codec, part in parts.items()},
-        "targets": [asdict(verdict) | {"met": verdict.met} for verdict in judged],
+        "no_verdict": why,
+        "targets": [asdict(verdict) | {"met": None if why else verdict.met} for verdict in judged],
     }
 
 

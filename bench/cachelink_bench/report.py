@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -110,6 +111,16 @@ def command_line(benchmark: str, argv: Sequence[str]) -> str:
         elif not equals:
             next(given, None)
     return shlex.join(words)
+
+
+def settings(options: argparse.Namespace) -> dict[str, object]:
+    """Resolved options as plain data for a result file, less those of places."""
+    places = {option.removeprefix("--").replace("-", "_") for option in PLACE_OPTIONS}
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(options).items()
+        if name not in places
+    }
 
 
 def check_places(*places: Path | None) -> None:

@@ -9,6 +9,8 @@ import pytest
 from cachelink_bench import __main__ as bench
 from cachelink_bench import capture
 from cachelink_bench.loopback import SMOKE_ROUNDS, SMOKE_TOKENS
+from cachelink_bench.loopback_results import rate_rows, verdicts
+from cachelink_bench.loopback_rounds import Measured
 from cachelink_bench.report import table
 from cachelink_bench.statistics import Spread, ratios
 from cachelink_core.engine.loading import load_engine
@@ -59,10 +61,20 @@ def test_every_arm_is_measured_in_every_round(ran):
 def test_the_last_line_is_the_document_and_the_report_has_the_rest(ran):
     document, lines, markdown = ran
     assert json.loads(lines[-1]) == document
-    assert markdown == "\n".join(lines[:-1]) + "\n"
+    head = f"# Loopback\n\n{document['date']}, `{document['command']}`\n\n"
+    assert markdown == head + "\n".join(lines[:-1]) + "\n"
     assert "memcpy" in lines[1]
     for word in ("CacheLink int8", "framed socket", "limits: ", "target: time over tcp"):
         assert word in markdown
+
+
+def test_a_smoke_run_has_its_command_without_places_and_gives_no_verdict(ran, model):
+    document, _, markdown = ran
+    given = f"--smoke --model {model.name} --tokens {TOKENS} --block-tokens {BLOCK} --rounds 3"
+    assert document["command"] == f"cachelink-bench loopback {given}"
+    assert document["no_verdict"] == "a smoke run"
+    assert [target["met"] for target in document["targets"]] == [None] * 4
+    assert markdown.count("no verdict: a smoke run") == 4
 
 
 def test_a_captured_cache_is_read_back_and_a_damaged_one_is_made_anew(model, tmp_path):
@@ -102,6 +114,22 @@ def test_the_dispatcher_lists_its_benchmarks_and_refuses_others(capsys):
     assert "nothing-like-it" in capsys.readouterr().err
 
 
+def test_both_planes_are_held_against_a_bare_stream():
+    walls = {"tcp": 1.0, "native": 1.3, "bare": 1.0, "socket": 0.95}
+    measured = {key: [Measured(wall_s, 0.2, 0.3)] * 3 for key, wall_s in walls.items()}
+    rows = rate_rows({key: key for key in walls}, measured, native_bytes=10**9)
+    judged = verdicts(rows, native_bytes=10**9)
+    assert {verdict.name: verdict.met for verdict in judged} == {
+        "time over tcp by the socket's": True,
+        "time over tcp by bare gRPC's": True,
+        "CPU seconds a GB over tcp": True,
+        "time over gRPC by bare gRPC's": False,
+    }
+    last = judged[-1]
+    assert last.text("") == "target: time over gRPC by bare gRPC's 1.30 ≤ 1.1, MISSED"
+    assert last.text("NOT QUIET").endswith("≤ 1.1, no verdict: NOT QUIET")
+
+
 def test_ratios_are_those_of_one_round():
     spread = ratios([1.0, 4.0, 9.0], [1.0, 2.0, 3.0])
     assert spread == Spread(2.0, 1.5, 2.5, (1.0, 2.0, 3.0))
@@ -111,3 +139,12 @@ def test_ratios_are_those_of_one_round():
 def test_a_table_is_markdown_of_one_width():
     lines = table(("a", "b"), [("x", "1"), ("yy", "10")]).splitlines()
     assert lines == ["| a  |  b |", "| :- | -: |", "| x  |  1 |", "| yy | 10 |"]
+
+
+def test_a_place_that_cannot_be_written_ends_it_before_anything_is_measured(tmp_path, capsys):
+    place = tmp_path / "none" / "out.json"
+    assert bench.main(["loopback", "--json", str(place)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"cachelink-bench loopback: {place} cannot be written: No such file or directory"
+    )

@@ -9,7 +9,6 @@ from typing import Final
 
 import msgspec
 
-from cachelink_bench.report import check_place
 from cachelink_core.errors import ConfigError
 
 FORMAT: Final = "cachelink-two-node-2"
@@ -97,7 +96,7 @@ class RunLog:
         # As it comes back from the file: tuples become lists.
         wanted: dict[str, object] = msgspec.json.decode(msgspec.json.encode(config))
         self._begin = msgspec.json.encode(_Begin(FORMAT, wanted)) + b"\n"
-        check_place(path.parent, f"--out is {str(path.parent)!r}")
+        _check_place(path.parent)
         try:
             lines = path.read_bytes().split(b"\n") if path.exists() else []
             if len(lines) > 1:
@@ -137,6 +136,14 @@ class RunLog:
         self.runs = runs
         if torn:  # a run that was being written when the process was killed
             self.path.write_bytes(b"".join(line + b"\n" for line in whole))
+
+
+def _check_place(folder: Path) -> None:
+    """Finds out now whether a folder could be made, without making it."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        what = "cannot be written" if there.is_dir() else "is no folder"
+        raise ConfigError(f"--out is {str(folder)!r}: {str(there)!r} {what}")
 
 
 def _decode(path: Path, lines: Iterable[bytes]) -> tuple[_Begin, list[Run]]:

@@ -24,8 +24,10 @@ from cachelink_bench.peers.pair import Site
 from cachelink_bench.peers.payload import Size, write_payloads
 from cachelink_bench.peers.place import Place
 from cachelink_bench.peers.results import results_text, summed_up
-from cachelink_bench.peers.rounds import Field
-from cachelink_bench.peers.rows import SOCKET, Row
+from cachelink_bench.peers.rounds import Field, Run
+from cachelink_bench.peers.rows import SOCKET, Row, make_rows
+from cachelink_bench.peers.running import Measured
+from cachelink_bench.peers.verdicts import Verdict, judge
 from cachelink_core.engine.spill import load_cache
 from cachelink_core.errors import ChecksumMismatch, ConfigError
 from cachelink_core.testing.tiny_models import save_tiny
@@ -110,6 +112,7 @@ def test_a_missing_peer_is_named_with_its_reason(ran):
     assert list(document["left_out"]) == ["Mooncake, defaults"]
     assert "libibverbs.so.1 is not here" in document["left_out"]["Mooncake, defaults"]
     assert "left out: Mooncake, defaults: receiver: ImportError: libibverbs" in report
+    assert "time ÷ NIXL: not judged: nixl: not among --rows" in report
 
 
 def test_codecs_send_less_and_the_link_carries_no_less_than_the_payload(ran):
@@ -210,6 +213,80 @@ def test_a_peer_that_does_not_start_in_time_is_left_out(field):
     assert running.left_out == {"sleeping": "receiver: the other process was silent for 12 s"}
     assert sum(run.row == "good" for run in running.runs) == 1
     assert time.monotonic() - began < 60
+
+
+SIZE = Size(1.0, 64, 10**9)
+RAW = {"socket": 1.0, "framed": 0.9}
+PEERS = {"nixl": 1.0, "nixl-default": 2.0, "mooncake": 1.5, "mooncake-1mib": 1.2, "lmcache": 4.0}
+
+
+def judged(multiples, *, plane="tcp", left_out=None, wrong=(), rate_bits=0) -> list[Verdict]:
+    """Verdicts of three rounds in which each row took a multiple of the socket's time."""
+    rows = make_rows([*(set(multiples) - {"socket", "native"}), "native"], [plane], "bfloat16")
+    named = {f"native@{plane}" if key == "native" else key: x for key, x in multiples.items()}
+    runs = [
+        Run(
+            row=key, mib=SIZE.mib, round=number, wall_s=0.1 * multiple, sender_cpu_s=0.2,
+            receiver_cpu_s=0.3, server_cpu_s=0.0, payload_bytes=10**9, device_bytes=10**9,
+            verified=True, right=(key, number) not in wrong,
+            before_s=0.0 if key == "socket" else 0.1, after_s=0.0 if key == "socket" else 0.1,
+        )
+        for number in range(3)
+        for key, multiple in named.items()
+    ]  # fmt: skip
+    measured = Measured(rows, [SIZE], runs, left_out or {})
+    return judge(measured, summed_up(rows, runs, SIZE), SIZE.mib, rate_bits)
+
+
+def lines(verdicts) -> list[str]:
+    return [verdict.text("").removeprefix("CacheLink bf16 ") for verdict in verdicts]
+
+
+def test_the_raw_copy_is_the_one_that_was_faster():
+    first = lines(judged({**RAW, **PEERS, "native": 1.05}))[0]
+    assert first == (
+        "(tcp), time ÷ framed socket, digest per MiB: 1.17, target at most 1.1: MISSED"
+    )
+    first = lines(judged({"socket": 1.0, "framed": 1.2, **PEERS, "native": 1.05}))[0]
+    assert first == (
+        "(tcp), time ÷ plain socket, digest of the whole: 1.05, target at most 1.1: met"
+    )
+
+
+def test_each_plane_is_held_against_the_fastest_row_of_each_peer():
+    assert lines(judged({**RAW, **PEERS, "native": 1.12}))[1:] == [
+        "(tcp), CPU s/GB: 0.50, target at most 0.6: met",
+        "(tcp), time ÷ NIXL, progress thread off: 1.12, target at most 1: MISSED",
+        "(tcp), time ÷ Mooncake, 1 MiB slices: 0.93, target at most 1: met",
+        "(tcp), time ÷ LMCache lm://, put and get: 0.28, target at most 1: met",
+    ]
+    grpc = judged({**RAW, **PEERS, "native": 1.8}, plane="grpc")
+    assert lines(grpc) == [
+        "(grpc), time ÷ NIXL, progress thread off: 1.80, no target",
+        "(grpc), time ÷ Mooncake, 1 MiB slices: 1.50, target at most 1.3: MISSED",
+        "(grpc), time ÷ LMCache lm://, put and get: 0.45, target at most 0.5: met",
+    ]
+    assert [verdict.binding for verdict in grpc] == [False, True, True]
+
+
+def test_what_is_absent_or_wrong_is_not_judged_and_says_why():
+    multiples = {**RAW, "nixl": 1.0, "mooncake": 1.5, "lmcache": 4.0, "native": 0.9}
+    gone = {"NIXL, progress thread off": "no agent"}
+    found = judged(multiples, left_out=gone, wrong={("lmcache", 1), ("framed", 0)})
+    assert [line for line in lines(found) if "not judged" in line] == [
+        "(tcp), time ÷ raw copy: not judged: framed: 1 of 3 runs were wrong",
+        "(tcp), time ÷ NIXL: not judged: nixl: no agent; nixl-default: not among --rows",
+        "(tcp), time ÷ LMCache: not judged: lmcache: 1 of 3 runs were wrong",
+    ]
+    assert all(verdict.binding for verdict in found)
+    (ours,) = judged({**RAW, "native": 1.0}, wrong={("native@tcp", 0)})
+    assert ours.text("") == "CacheLink bf16 (tcp): not judged: 1 of 3 runs were wrong"
+    assert ours.binding
+
+
+def test_where_the_link_decides_nothing_may_be_slower_than_it():
+    found = judged({**RAW, **PEERS, "native": 1.0}, plane="grpc", rate_bits=10**9)
+    assert [verdict.target for verdict in found] == [1.02, 2.3, 1.02, 1.02, 1.02]
 
 
 def test_chunks_of_a_payload_differ_and_it_ends_with_a_whole_token(model, tmp_path, monkeypatch):
@@ -315,3 +392,10 @@ def test_both_sides_of_an_emulated_link(model, tmp_path, monkeypatch):
         carried_s = (result["payload_bytes"] - 300 * KIB) * 8 / 100e6
         assert result["wall_s"]["median"] > carried_s
         assert result["payload_bytes"] <= result["device_bytes"] < 1.2 * result["payload_bytes"]
+
+
+def test_a_strict_run_that_judges_nothing_does_not_pass(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("cachelink_bench.capture.platformdirs.user_cache_dir", lambda _: tmp_path)
+    assert bench.main(options(model, "--rows", "native", "--planes", "tcp", "--strict")) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "cachelink-bench peers: --strict: no verdict: a smoke run"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -21,7 +19,18 @@ from cachelink_bench.peers.results import Results, is_right, results_text, summe
 from cachelink_bench.peers.rows import ALL_ROWS, DEFAULT_ROWS, OURS, PLANES, Row
 from cachelink_bench.peers.running import Measured, run
 from cachelink_bench.peers.verdicts import LINK_BOUND_BITS, Verdict, judge
-from cachelink_bench.report import QUIET_LOAD, load_average, load_text, write_json
+from cachelink_bench.report import (
+    QUIET_LOAD,
+    Report,
+    check_places,
+    command_line,
+    date_text,
+    load_average,
+    load_text,
+    no_verdict,
+    strict_status,
+    write_json,
+)
 from cachelink_core import limits, logs
 from cachelink_core.cli.demo.daemons import ended_by_sigterm
 from cachelink_core.errors import CacheLinkError
@@ -40,12 +49,13 @@ def main(argv: Sequence[str]) -> int:
 
     Returns:
         0; 1 for an error, wrong content from CacheLink, a row of it that failed, or with ``--strict``
-        a missed target; 2 for wrong arguments; 130 after Ctrl-C.
+        unless every target was judged and met; 2 for wrong arguments; 130 after Ctrl-C.
     """
     options = _parse(argv)
     logs.install("error", "console")
     load = load_average()
     try:
+        check_places(options.json, options.markdown)
         plan = _plan(options)
         plan.check()
         with ended_by_sigterm():
@@ -56,8 +66,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("cachelink-bench peers: interrupted", file=sys.stderr)
         return INTERRUPTED
-    command = f"cachelink-bench peers {shlex.join(argv)}".strip()
-    return _report(options, command, plan, measured, load)
+    return _report(options, command_line("peers", argv), plan, measured, load)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -65,6 +74,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         prog="cachelink-bench peers",
         description="The same cache bytes by CacheLink and by what else moves bytes.",
         epilog=f"Rows: {', '.join(ALL_ROWS)}.",
+        allow_abbrev=False,
     )
     parser.add_argument("--sizes", default=",".join(f"{s:g}" for s in SIZES), help="in MiB")
     parser.add_argument(
@@ -81,7 +91,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--block-tokens", type=int, default=limits.DEFAULT_BLOCK_TOKENS)
     parser.add_argument("--start-deadline", type=float, default=60.0, help="s, of each process")
     parser.add_argument("--smoke", action="store_true", help="few bytes, socket and CacheLink only")
-    parser.add_argument("--strict", action="store_true", help="exit 1 if a target is missed")
+    parser.add_argument("--strict", action="store_true", help="exit 1 unless every target is met")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
     options = parser.parse_args(argv)
@@ -124,27 +134,31 @@ def _report(
 ) -> int:
     tables = {s.mib: summed_up(measured.rows, measured.runs, s) for s in measured.sizes}
     largest = max(tables)
-    verdicts = judge(measured.runs, tables[largest], largest, plan.rate_bits)
+    verdicts = judge(measured, tables[largest], largest, plan.rate_bits)
     failed = [row.name for row in measured.rows if row.ours and row.name in measured.left_out]
-    lines = _lines(command, measured, tables, verdicts, load)
-    print("\n".join(lines))
+    why, report = no_verdict(load, smoke=options.smoke), Report()
+    report.say("\n".join(_lines(measured, tables, verdicts, load, why)))
+    document = _document(command, plan, measured, tables, verdicts, load, why)
     if options.json:
-        write_json(options.json, _document(command, plan, measured, tables, verdicts, load))
-    if options.markdown:
-        options.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    missed = load <= QUIET_LOAD and any(not verdict.met for verdict in verdicts)
-    return 1 if failed or _broken(measured) or (options.strict and missed) else 0
+        write_json(options.json, document)
+    report.write(options.markdown, "Peers", str(document["date"]), command)
+    if failed or _broken(measured):
+        return 1
+    if not options.strict:
+        return 0
+    met = [None if why else verdict.met for verdict in verdicts if verdict.binding]
+    return strict_status("peers", met, why)
 
 
 def _lines(
-    command: str,
     measured: Measured,
     tables: dict[float, Results],
     verdicts: Sequence[Verdict],
     load: float,
+    why: str,
 ) -> list[str]:
     """The report."""
-    lines = [command, load_text(load)]
+    lines = [load_text(load)]
     if link := measured.link:
         lines.append(
             f"link {link['rate']}, {link['shaper']}; iperf3 {link['iperf_before_gbit']:.2f} and "
@@ -152,8 +166,8 @@ def _lines(
         )
     for size in measured.sizes:
         lines += ["", results_text(size, tables[size.mib])]
-    lines += ["", *(f"left out: {name}: {why}" for name, why in measured.left_out.items())]
-    lines += [verdict.text(quiet=load <= QUIET_LOAD) for verdict in verdicts]
+    lines += ["", *(f"left out: {name}: {said}" for name, said in measured.left_out.items())]
+    lines += [verdict.text(why) for verdict in verdicts]
     wrong = _broken(measured)
     ours = sum(run.row in _keys_of_ours(measured.rows) for run in measured.runs)
     lines.append(f"wrong content from CacheLink: {wrong} of {ours} runs")
@@ -167,16 +181,17 @@ def _document(
     tables: dict[float, Results],
     verdicts: Sequence[Verdict],
     load: float,
+    why: str,
 ) -> dict[str, object]:
-    quiet = load <= QUIET_LOAD
     return {
         "benchmark": "peers",
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": date_text(),
         "command": command,
         "config": msgspec.to_builtins(plan),
         "environment": environment() | {"peers": _versions(measured.rows)},
         "load_average": load,
-        "quiet": quiet,
+        "quiet": load <= QUIET_LOAD,
+        "no_verdict": why,
         "link": measured.link,
         "sizes": [asdict(size) for size in measured.sizes],
         "rows": [msgspec.to_builtins(row) for row in measured.rows],
@@ -186,7 +201,7 @@ def _document(
         },
         "left_out": measured.left_out,
         "verdicts": [
-            asdict(verdict) | {"met": verdict.met if quiet else None} for verdict in verdicts
+            asdict(verdict) | {"met": None if why else verdict.met} for verdict in verdicts
         ],
         "wrong_from_cachelink": _broken(measured),
         "runs": msgspec.to_builtins(measured.runs),

@@ -1,4 +1,4 @@
-"""What CacheLink's rows have to reach beside the others, and whether they did.
+"""What CacheLink's native rows have to reach beside the others, and whether they did.
 
 Ratios of two ways are formed within a round, both as multiples of the plain socket's runs around
 them, at the largest size that was measured.
@@ -6,16 +6,42 @@ them, at the largest size that was measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cachelink_bench.peers.results import Result, is_right, to_socket
+from cachelink_bench.peers.results import Results, is_right, to_socket
 from cachelink_bench.peers.rounds import Run
+from cachelink_bench.peers.rows import SOCKET, Row
+from cachelink_bench.peers.running import Measured
 from cachelink_bench.statistics import Spread
 
 LINK_BOUND_BITS: Final = 1_000_000_000
 """Up to this rate the link decides the time of every way, and CPU is what is left to compare."""
+
+FRAMED: Final = "framed"
+"""The raw copy that digests while more arrives. ``socket`` digests all bytes after the last one, on
+the clock, so the faster of the two is what a raw copy with digests takes."""
+
+PEERS: Final = {
+    "NIXL": ("nixl", "nixl-default"),
+    "Mooncake": ("mooncake", "mooncake-1mib"),
+    "LMCache": ("lmcache",),
+}
+"""Each peer's rows; the fastest of them stands for it."""
+
+_TIME_TO_PEER: Final[dict[str, dict[str, float | None]]] = {
+    "tcp": dict.fromkeys(PEERS, 1.0),
+    "grpc": {"NIXL": None, "Mooncake": 1.3, "LMCache": 0.5},
+}
+"""By plane, at most; gRPC's copies leave it behind NIXL, which is shown without a target."""
+
+_TIME_TO_RAW: Final = 1.1
+_CPU_S_PER_GB: Final = 0.6
+
+_TIME_LINK_BOUND: Final = 1.02
+"""To anything, where the link decides."""
+_CPU_LINK_BOUND: Final = {"grpc": 2.3, "tcp": 0.7}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,95 +50,122 @@ class Verdict:
 
     Attributes:
         what: is compared.
-        value: that was measured.
-        target: to reach.
-        most: whether the target is an upper bound; a lower one otherwise.
+        value: that was measured; None if it could not be judged.
+        target: at most; None for a ratio that is only shown.
+        why: it could not be judged.
     """
 
     what: str
-    value: float
-    target: float
-    most: bool = True
+    value: float | None
+    target: float | None
+    why: str = ""
 
     @property
-    def met(self) -> bool:
-        """Whether it was reached."""
-        return self.value <= self.target if self.most else self.value >= self.target
+    def met(self) -> bool | None:
+        """Whether the target was reached; None without a value or a target."""
+        if self.value is None or self.target is None:
+            return None
+        return self.value <= self.target
 
-    def text(self, *, quiet: bool) -> str:
-        """One line; without a judgement where the machine was not quiet."""
-        bound = "at most" if self.most else "at least"
-        judged = ("met" if self.met else "MISSED") if quiet else "no verdict: not quiet"
-        return f"{self.what}: {self.value:.2f}, target {bound} {self.target:g}: {judged}"
+    @property
+    def binding(self) -> bool:
+        """Whether a strict run needs it to be met."""
+        return self.target is not None or bool(self.why)
+
+    def text(self, why: str) -> str:
+        """One line.
+
+        Args:
+            why: the run gives no verdict; empty if it does.
+        """
+        if self.value is None:
+            return f"{self.what}: not judged: {self.why}"
+        if self.target is None:
+            return f"{self.what}: {self.value:.2f}, no target"
+        word = f"no verdict: {why}" if why else "met" if self.met else "MISSED"
+        return f"{self.what}: {self.value:.2f}, target at most {self.target:g}: {word}"
 
 
-def judge(
-    runs: Sequence[Run], results: Mapping[str, Result], mib: float, rate_bits: int
-) -> list[Verdict]:
-    """Every comparison that the rows of one size allow.
+def judge(measured: Measured, results: Results, mib: float, rate_bits: int) -> list[Verdict]:
+    """Every comparison of the native rows, those included that cannot be made.
 
     Args:
-        runs: all.
+        measured: rows, runs, and who was left out.
         results: of the size.
         mib: the size.
         rate_bits: of the link; 0 for loopback.
     """
-    verdicts: list[Verdict] = []
-    for plane in ("grpc", "tcp"):
-        key = f"native@{plane}"
-        if key not in results or results[key].wrong:
-            continue
-        bound = 0 < rate_bits <= LINK_BOUND_BITS
-        verdicts += _link_bound(results[key], plane) if bound else _cpu_bound(results[key], plane)
-        if not bound and plane == "grpc":
-            mine = [run for run in runs if run.mib == mib]
-            verdicts += _beside_peers(mine, results, key)
-    return verdicts
+    judging = _Judging(measured, results, mib, bound=0 < rate_bits <= LINK_BOUND_BITS)
+    natives = [row for row in measured.rows if row.key.startswith("native@")]
+    return [verdict for row in natives for verdict in judging.of(row, row.key.partition("@")[2])]
 
 
-def _link_bound(result: Result, plane: str) -> Iterator[Verdict]:
-    yield Verdict(f"{result.name}, time × socket", result.to_socket.median, 1.02)
-    yield Verdict(f"{result.name}, CPU s/GB", _cpu(result), {"grpc": 2.3, "tcp": 0.7}[plane])
+class _Judging:
+    """The comparisons at one size."""
+
+    def __init__(self, measured: Measured, results: Results, mib: float, *, bound: bool) -> None:
+        self._rows = {row.key: row for row in (SOCKET, *measured.rows)}
+        self._left_out = measured.left_out
+        self._runs = [run for run in measured.runs if run.mib == mib]
+        self._results, self._bound = results, bound
+
+    def of(self, row: Row, plane: str) -> Iterator[Verdict]:
+        """Those of one of CacheLink's rows."""
+        if why := self._unfit(row.key):
+            yield Verdict(row.name, None, None, why)
+            return
+        if self._bound or plane == "tcp":
+            yield self._beside_raw(row)
+            result = self._results[row.key]
+            cpu_s = result.sender_cpu_s_per_gb + result.receiver_cpu_s_per_gb
+            target = _CPU_LINK_BOUND[plane] if self._bound else _CPU_S_PER_GB
+            yield Verdict(f"{row.name}, CPU s/GB", cpu_s, target)
+        for peer, keys in PEERS.items():
+            target_or_none = _TIME_LINK_BOUND if self._bound else _TIME_TO_PEER[plane][peer]
+            yield self._beside_peer(row, peer, keys, target_or_none)
+
+    def _beside_raw(self, row: Row) -> Verdict:
+        what, target = f"{row.name}, time ÷ ", _TIME_LINK_BOUND if self._bound else _TIME_TO_RAW
+        if why := self._unfit(FRAMED):
+            return Verdict(f"{what}raw copy", None, target, f"{FRAMED}: {why}")
+        fastest = self._fastest([SOCKET.key, FRAMED])
+        return Verdict(what + self._results[fastest].name, self._ratio(row.key, fastest), target)
+
+    def _beside_peer(
+        self, row: Row, peer: str, keys: Sequence[str], target: float | None
+    ) -> Verdict:
+        unfit = {key: self._unfit(key) for key in keys}
+        fit = [key for key, why in unfit.items() if not why]
+        if not fit:
+            reasons = "; ".join(f"{key}: {why}" for key, why in unfit.items())
+            return Verdict(f"{row.name}, time ÷ {peer}", None, target, reasons)
+        fastest = self._fastest(fit)
+        what = f"{row.name}, time ÷ {self._results[fastest].name}"
+        return Verdict(what, self._ratio(row.key, fastest), target)
+
+    def _unfit(self, key: str) -> str:
+        """Why nothing can be compared with a row; empty if it can."""
+        row = self._rows.get(key)
+        if row is None:
+            return "not among --rows"
+        if row.name in self._left_out:
+            return self._left_out[row.name]
+        result = self._results.get(key)
+        if result is None:
+            return "not measured at this size"
+        return f"{result.wrong} of {result.runs} runs were wrong" if result.wrong else ""
+
+    def _fastest(self, keys: Sequence[str]) -> str:
+        return min(keys, key=lambda key: self._results[key].to_socket.median)
+
+    def _ratio(self, ours: str, theirs: str) -> float:
+        """Median over the rounds of one row's time by another's."""
+        mine, other = (_multiples(self._runs, key) for key in (ours, theirs))
+        return Spread.of(
+            [mine[number] / other[number] for number in sorted(mine.keys() & other.keys())]
+        ).median
 
 
-def _cpu_bound(result: Result, plane: str) -> Iterator[Verdict]:
-    if plane == "tcp":
-        yield Verdict(f"{result.name}, time × socket", result.to_socket.median, 1.1)
-        yield Verdict(f"{result.name}, CPU s/GB", _cpu(result), 0.6)
-
-
-def _beside_peers(
-    runs: Sequence[Run], results: Mapping[str, Result], key: str
-) -> Iterator[Verdict]:
-    for peer, make in _BESIDE.items():
-        if peer in results and (both := _by_round(runs, key, peer)):
-            yield make(results[key].name, results[peer].name, both)
-
-
-def _at_most(ours: str, theirs: str, both: Sequence[tuple[float, float]]) -> Verdict:
-    ratio = Spread.of([mine / peer for mine, peer in both]).median
-    return Verdict(f"{ours}, time / that of {theirs}", ratio, 1.3)
-
-
-def _faster(ours: str, theirs: str, both: Sequence[tuple[float, float]]) -> Verdict:
-    ratio = Spread.of([peer / mine for mine, peer in both]).median
-    return Verdict(f"{theirs}, time / that of {ours}", ratio, 2.0, most=False)
-
-
-_BESIDE: Final[dict[str, Callable[[str, str, Sequence[tuple[float, float]]], Verdict]]] = {
-    "mooncake": _at_most,
-    "lmcache": _faster,
-}
-
-
-def _by_round(runs: Sequence[Run], *keys: str) -> list[tuple[float, float]]:
-    """Multiples of the socket of two rows, of every round that has both right."""
-    first, second = (
-        {run.round: to_socket(run) for run in runs if run.row == key and is_right(run)}
-        for key in keys
-    )
-    return [(first[number], second[number]) for number in sorted(first.keys() & second.keys())]
-
-
-def _cpu(result: Result) -> float:
-    return result.sender_cpu_s_per_gb + result.receiver_cpu_s_per_gb
+def _multiples(runs: Sequence[Run], key: str) -> dict[int, float]:
+    """Multiples of the socket of a row, by round."""
+    return {run.round: to_socket(run) for run in runs if run.row == key and is_right(run)}

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from cachelink_core.codec_spec import TRUST_ORDER, Trust
 from cachelink_core.engine.sharing import alone, together
@@ -88,7 +89,7 @@ class CacheStore:
         Raises:
             InternalError: the reservation was released, or is smaller than the cache.
         """
-        self._publish(stored, reservation, pins=0)
+        self._publish(stored, reservation)
 
     def alias(self, tenant: str, handoff_id: str, cache_id: str) -> None:
         """Lets a cache be found by the id of another handoff of the same content.
@@ -146,11 +147,7 @@ class CacheStore:
         try:
             with alone(name, entry.turns, entry.sharers, timeout_s, cancelled):
                 entry = self._current(entry)
-                held = Lease(entry, self._replace)
-                try:
-                    yield held
-                finally:
-                    entry = held.entry
+                yield Lease(entry)
         finally:
             self._unpin(entry)
 
@@ -174,8 +171,8 @@ class CacheStore:
         """
         entry = self._pin(tenant, name)
         try:
-            size = room_bytes(entry.stored.cache)
-            with together(name, entry.turns, entry.sharers, lambda: self.reserve(size), cancelled):
+            reserve = partial(self._reserve_room, entry)
+            with together(name, entry.turns, entry.sharers, reserve, cancelled):
                 entry = self._current(entry)
                 yield entry.stored
         finally:
@@ -267,7 +264,7 @@ class CacheStore:
                 dict(self._evictions),
             )
 
-    def _publish(self, stored: StoredCache, reservation: Reservation, *, pins: int) -> Entry:
+    def _publish(self, stored: StoredCache, reservation: Reservation) -> None:
         nbytes = stored.cache.nbytes
         with self._lock:
             if reservation.nbytes < nbytes:
@@ -277,7 +274,7 @@ class CacheStore:
             self._settle(reservation)
             self._used += nbytes
             now = self._clock()
-            entry = Entry(stored, nbytes, now, now, pins=pins)
+            entry = Entry(stored, nbytes, now, now)
             old = self._entries.pop(entry.key, None)
             if old is not None:
                 entry.handoff_ids |= old.handoff_ids
@@ -288,7 +285,6 @@ class CacheStore:
             self._entries[entry.key] = entry
             for handoff_id in entry.handoff_ids:
                 self._aliases[stored.tenant, handoff_id] = entry.key
-        return entry
 
     def _give_back(self, reservation: Reservation) -> None:
         with self._lock:
@@ -297,12 +293,6 @@ class CacheStore:
     def _settle(self, reservation: Reservation) -> None:
         self._reserved -= reservation.nbytes
         reservation.nbytes = 0
-
-    def _replace(self, entry: Entry, stored: StoredCache, reservation: Reservation) -> Entry:
-        """Publishes ``stored`` with the pin that was on ``entry``."""
-        newer = self._publish(stored, reservation, pins=1)
-        self._unpin(entry)
-        return newer
 
     def _pin(self, tenant: str, name: str) -> Entry:
         with self._lock:
@@ -317,6 +307,11 @@ class CacheStore:
         if entry is None:
             raise _unknown(name)
         return entry
+
+    def _reserve_room(self, entry: Entry) -> Reservation:
+        with self._lock:  # only now: before its turn the entry may be replaced, or written to
+            stored = (self._entries.get(entry.key) or entry).stored
+        return self.reserve(room_bytes(stored.cache, len(stored.ids)))
 
     def _current(self, entry: Entry) -> Entry:
         """Moves a pin to the cache that replaced the pinned one, if any did."""

@@ -81,27 +81,11 @@ class Lease:
         entry: the store's record, for the store only.
     """
 
-    def __init__(
-        self, entry: Entry, replace: Callable[[Entry, StoredCache, Reservation], Entry]
-    ) -> None:
+    def __init__(self, entry: Entry) -> None:
         """Made by ``CacheStore.lease``."""
         self.entry = entry
-        self._replace = replace
 
     @property
     def stored(self) -> StoredCache:
         """The cache, as it is now."""
         return self.entry.stored
-
-    def grow(self, stored: StoredCache, reservation: Reservation) -> None:
-        """Puts a larger copy in the cache's place and goes on with it.
-
-        Args:
-            stored: of the same tenant and cache id.
-            reservation: of at least its bytes.
-
-        Raises:
-            InternalError: the reservation was released, or is too small.
-        """
-        assert (stored.tenant, stored.cache_id) == self.entry.key, "a lease grows its own cache"
-        self.entry = self._replace(self.entry, stored, reservation)

@@ -91,10 +91,12 @@ class Branch(PrefixCache):
         """Copies what was written since the last time to rows of its own. Holds the room's lock."""
         if not self._rows:
             room = self.capacity - self._prefix
+            rows: list[Tensor] = []
             for layer, kind in self._tensors():
                 sample = self.tensor(layer, kind, self._prefix, self._prefix)
-                # Not touched before it is written: an answer takes memory for its own tokens only.
-                self._rows.append(sample.new_empty((sample.shape[0], room, sample.shape[2])))
+                # On a CPU no page is touched before it is written: memory follows the tokens.
+                rows.append(sample.new_empty((sample.shape[0], room, sample.shape[2])))
+            self._rows = rows  # all of them, or none if there was no memory
         self._exchange(self._saved, into_room=False)
         self._saved = self.length
 
@@ -117,9 +119,9 @@ class Branch(PrefixCache):
         return ((layer, kind) for layer in range(len(self.layers)) for kind in _KINDS)
 
 
-def room_bytes(cache: PrefixCache) -> int:
-    """Bytes that one branch's own rows may take."""
-    room = cache.capacity - cache.length
+def room_bytes(cache: PrefixCache, tokens: int) -> int:
+    """Bytes that one branch's own rows may take behind a prefix of ``tokens``."""
+    room = cache.capacity - tokens
     return sum(layer.token_bytes(cache.dtype) for layer in cache.layers) * room
 
 

@@ -65,8 +65,7 @@ class ReceiverConfig(DaemonConfig):
     """The longest lease that a sender may ask for."""
 
     overlap: Literal["share", "wait", "copy"] = "share"
-    """Questions to one cache at once: share it token by token, wait in order, or copy it. Sharing and
-    copying need room in the budget and wait without it."""
+    """Questions to one cache at once: share it token by token, wait in order, or copy it, in budget."""
 
     mappers: tuple[Path, ...] = ()
     """Folders of mappers, each for one sender's model; a handoff picks by the sender's identity."""

@@ -177,6 +177,6 @@ def test_the_prefix_is_not_a_branch_s_to_cut():
 
 
 def test_bytes_of_a_branch_are_those_of_the_room():
-    held, _ = _prefix(_engine(), headroom=64)
+    held, ids = _prefix(_engine(), headroom=64)
     longer, _ = _prefix(_engine(), headroom=65)
-    assert room_bytes(held) == 64 * (longer.nbytes - held.nbytes)
+    assert room_bytes(held, len(ids)) == 64 * (longer.nbytes - held.nbytes)

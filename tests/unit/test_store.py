@@ -502,37 +502,6 @@ def test_a_waiting_answer_keeps_the_cache_from_eviction_and_finishes_on_it():
     assert store.stats().used_bytes == 0
 
 
-def test_growing_replaces_the_cache_and_the_next_answer_gets_the_larger_one():
-    store = CacheStore(5 * UNIT)
-    put(store, "x", 2)
-    larger = stored("x", 3)
-    with ThreadPoolExecutor(1) as pool:
-
-        def ask() -> StoredCache:
-            with store.lease("a", "x", timeout_s=30) as lease:
-                return lease.stored
-
-        with store.lease("a", "x") as lease:
-            waiting = pool.submit(ask)
-            wait_until_queued(store, 2)
-            with store.reserve(3 * UNIT) as reservation:
-                lease.grow(larger, reservation)
-            assert lease.stored is larger
-            assert store.find("a", "h-x") is larger
-            assert not waiting.done()
-        assert waiting.result() is larger
-    stats = store.stats()
-    assert (stats.used_bytes, stats.pinned_bytes, stats.reserved_bytes) == (3 * UNIT, 0, 0)
-
-
-def test_growing_without_a_waiter_frees_the_smaller_one_at_once():
-    store = CacheStore(5 * UNIT)
-    put(store, "x", 2)
-    with store.lease("a", "x") as lease, store.reserve(3 * UNIT) as reservation:
-        lease.grow(stored("x", 3), reservation)
-        assert store.stats().used_bytes == 3 * UNIT
-
-
 def test_a_turn_queue_survives_those_who_give_up():
     turns = TurnQueue()
     assert turns.acquire()
@@ -550,7 +519,7 @@ def test_shares_reserve_from_the_second_on_and_give_it_back():
     store = CacheStore(10 * UNIT)
     cache = put(store, "x", 4).cache
     cache.set_length(3)
-    own = room_bytes(cache)
+    own = room_bytes(cache, 3)
     assert own == UNIT
     with store.share("a", "x"):
         assert store.stats().reserved_bytes == 0

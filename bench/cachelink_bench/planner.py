@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -22,124 +21,177 @@ import msgspec
 
 from cachelink_bench.emulation.namespaces import emulated_link
 from cachelink_bench.emulation.nodes import RECEIVER_NAME, emulated_nodes
-from cachelink_bench.emulation.spec import parse_link
+from cachelink_bench.emulation.spec import LinkSpec, parse_link
+from cachelink_bench.emulation.system_commands import check_tools
 from cachelink_bench.environment import environment
+from cachelink_bench.planner_report import FORMAT, Document, LinkRuns, judged, report_text
 from cachelink_bench.planner_runs import Case, Task
-from cachelink_bench.report import load_average
+from cachelink_bench.report import (
+    Report,
+    check_places,
+    command_line,
+    date_text,
+    load_average,
+    load_text,
+    no_verdict,
+    strict_status,
+)
 from cachelink_core import logs, texts
+from cachelink_core.atomic_write import new_file
+from cachelink_core.cli.demo.daemons import ended_by_sigterm
 from cachelink_core.engine.loading import load_engine
-from cachelink_core.errors import CacheLinkError, InternalError
+from cachelink_core.errors import CacheLinkError, ConfigError, InternalError
+from cachelink_core.planner import transfer_ways
 
-FORMAT: Final = "cachelink planner 1"
-
-
-class LinkRuns(msgspec.Struct, frozen=True):
-    """Everything that was run on one link.
-
-    Attributes:
-        rate: of the link, such as ``100mbit``.
-        repeats: rounds of each length.
-        cases: one a prefix length.
-    """
-
-    rate: str
-    repeats: int
-    cases: tuple[Case, ...]
-
-
-class Document(msgspec.Struct, frozen=True):
-    """The result."""
-
-    format: str
-    date: str
-    command: str
-    model: str
-    environment: dict[str, object]
-    load_average: float
-    links: tuple[LinkRuns, ...]
+_INTERRUPTED: Final = 130
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmark.
 
     Returns:
-        0; 1 for an error; 2 for wrong arguments.
+        0; 1 for an error, or with ``--strict`` unless every choice holds; 2 for wrong arguments; 130
+        after Ctrl-C.
     """
     options = _parse(argv)
     logs.install("error", "console")
     try:
-        document = _run(options)
+        with ended_by_sigterm():
+            check_places(options.json, options.markdown)
+            report = Report()
+            document = _run(options, command_line("planner", argv), report)
+            _write(options, document, report)
     except CacheLinkError as error:
-        print(f"cachelink-bench planner: {error}", file=sys.stderr)
+        print(f"cachelink-bench planner: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
-    encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
-    if options.json:
-        options.json.write_bytes(encoded + b"\n")
-    else:
-        print(encoded.decode())
-    return 0
+    except KeyboardInterrupt:
+        print("cachelink-bench planner: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    return _status(document) if options.strict else 0
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="cachelink-bench planner", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="cachelink-bench planner",
+        description="Times every way on emulated links, beside what the planner picks. Needs root.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--model", default="demo", help="name, folder or GGUF file")
     parser.add_argument("--emulate", default="10mbit,100mbit,1gbit", help="link rates")
     parser.add_argument("--tokens", default="256,512,1024", help="prefix lengths")
     parser.add_argument("--repeats", type=int, default=3, help="rounds of each length")
     parser.add_argument("--threads", type=int, default=1, help="of each daemon's model")
+    parser.add_argument("--strict", action="store_true", help="exit 1 unless every choice holds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
-    return parser.parse_args(argv)
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
+    options = parser.parse_args(argv)
+    lengths = options.tokens.split(",")
+    if not all(each.isdecimal() and int(each) for each in lengths):
+        parser.error(f"--tokens is {options.tokens!r}, not numbers of tokens")
+    for name in ("repeats", "threads"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} is {getattr(options, name)}, not at least 1")
+    return options
 
 
-def _command(options: argparse.Namespace) -> str:
-    """What makes the same runs; where the result went is nobody's business."""
-    given = {name: value for name, value in vars(options).items() if name != "json"}
-    return " ".join(["cachelink-bench planner", *(f"--{n} {v}" for n, v in given.items())])
-
-
-def _run(options: argparse.Namespace) -> Document:
-    lengths = tuple(int(each) for each in options.tokens.split(","))
-    specs = [parse_link(rate) for rate in options.emulate.split(",")]
+def _run(options: argparse.Namespace, command: str, report: Report) -> Document:
+    """Measures and prints."""
     load = load_average()
-    text = "\n".join(texts.read(name) for name in ("prose", "essay", "dialogue", "manual"))
-    ids = load_engine(options.model, device="cpu").tokens.document(text).ids
-    daemon = ["--model.name", options.model, "--model.device", "cpu"]
-    daemon += ["--model.threads", str(options.threads)]
+    specs = [parse_link(rate) for rate in options.emulate.split(",")]
+    check_tools()
+    report.say(load_text(load) + "\n")
+    ids, codecs = _prepared(options)
     links = []
     for spec in specs:
         print(f"{spec.rate} …", file=sys.stderr)
-        with (
-            tempfile.TemporaryDirectory(prefix="cachelink-planner-") as folder,
-            emulated_link(spec) as on,
-            emulated_nodes(on, daemon, Path(folder)) as nodes,
-        ):
-            task = Task(
-                sender=nodes.sender_address,
-                receiver=nodes.receiver_address,
-                receiver_name=RECEIVER_NAME,
-                ids=ids,
-                lengths=lengths,
-                repeats=options.repeats,
-            )
-            cases = _run_within(on.within("sender"), task)
-        links.append(LinkRuns(spec.rate, options.repeats, cases))
-    return Document(
-        format=FORMAT,
-        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        command=_command(options),
-        model=options.model,
-        environment=environment(),
-        load_average=load,
-        links=tuple(links),
+        links.append(LinkRuns(spec.rate, options.repeats, _cases(options, spec, ids, codecs)))
+    document = judged(
+        Document(
+            format=FORMAT,
+            date=date_text(),
+            command=command,
+            model=_without_folder(options.model),
+            environment=environment(),
+            load_average=load,
+            links=tuple(links),
+        )
     )
+    report.say(report_text(document))
+    return document
+
+
+def _prepared(options: argparse.Namespace) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The ids of a text that is long enough, and every codec for the model's caches."""
+    engine = load_engine(options.model, device="cpu")
+    text = "\n".join(texts.read(name) for name in ("prose", "essay", "dialogue", "manual"))
+    ids = engine.tokens.document(text).ids
+    longest = max(_lengths(options))
+    if longest + options.repeats > len(ids):
+        raise ConfigError(
+            f"--tokens has {longest}; {options.repeats} cuts of the texts allow "
+            f"{len(ids) - options.repeats}"
+        )
+    return ids, tuple(way.name for way in transfer_ways(engine.identity.dtype))
+
+
+def _lengths(options: argparse.Namespace) -> tuple[int, ...]:
+    return tuple(int(each) for each in options.tokens.split(","))
+
+
+def _cases(
+    options: argparse.Namespace, spec: LinkSpec, ids: tuple[int, ...], codecs: tuple[str, ...]
+) -> tuple[Case, ...]:
+    """Makes a link with two daemons, and runs everything on it."""
+    daemon = ["--model.name", options.model, "--model.device", "cpu"]
+    daemon += ["--model.threads", str(options.threads)]
+    with (
+        tempfile.TemporaryDirectory(prefix="cachelink-planner-") as folder,
+        emulated_link(spec) as link,
+        emulated_nodes(link, daemon, Path(folder)) as nodes,
+    ):
+        task = Task(
+            sender=nodes.sender_address,
+            receiver=nodes.receiver_address,
+            receiver_name=RECEIVER_NAME,
+            ids=ids,
+            lengths=_lengths(options),
+            codecs=codecs,
+            repeats=options.repeats,
+        )
+        return _run_within(link.within("sender"), task)
 
 
 def _run_within(within: Sequence[str], task: Task) -> tuple[Case, ...]:
     """Runs a task in a process of its own, inside the sender's namespace."""
     command = [*within, sys.executable, "-m", "cachelink_bench.planner_runs"]
     done = subprocess.run(
-        command, input=msgspec.json.encode(task), stdout=subprocess.PIPE, check=False
+        command,
+        input=msgspec.json.encode(task),
+        stdout=subprocess.PIPE,
+        process_group=0,  # Ctrl-C is for this process, which ends it
+        check=False,
     )
     if done.returncode:
-        raise InternalError(f"the measuring process ended with {done.returncode}")
+        raise InternalError(f"the measuring process ended with status {done.returncode}")
     return msgspec.json.decode(done.stdout, type=tuple[Case, ...])
+
+
+def _without_folder(model: str) -> str:
+    """A name as it is, of a path the last part."""
+    return Path(model).name if model.startswith("/") else model
+
+
+def _status(document: Document) -> int:
+    held = [verdict.holds for verdict in document.verdicts]
+    return strict_status("planner", held, no_verdict(document.load_average, smoke=False))
+
+
+def _write(options: argparse.Namespace, document: Document, report: Report) -> None:
+    try:
+        if options.json:
+            with new_file(options.json) as aside:
+                encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
+                aside.write_bytes(encoded + b"\n")
+        report.write(options.markdown, "What the planner picks", document.date, document.command)
+    except OSError as error:
+        raise ConfigError(f"the result cannot be written: {error}") from error

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from cachelink_core.errors import CacheLinkError
 from cachelink_core.planner import Measurement, Plan
 from cachelink_core.rpc.client import (
     HeldCache,
@@ -17,7 +18,6 @@ from cachelink_core.rpc.client import (
     TokenIds,
 )
 
-CODECS: Final = ("native", "native+zstd", "int8", "int8+zstd", "int4", "int4+zstd")
 TEXT: Final = "text"
 AUTO: Final = "auto"
 WARM_UP_TOKENS: Final = 300
@@ -39,6 +39,7 @@ class Task(msgspec.Struct, frozen=True):
         receiver_name: in the sender's list.
         ids: of a text; prefixes are cut from it.
         lengths: tokens of the prefixes.
+        codecs: by which a cache is moved: those among which ``auto`` chooses.
         repeats: rounds of each.
     """
 
@@ -47,6 +48,7 @@ class Task(msgspec.Struct, frozen=True):
     receiver_name: str
     ids: tuple[int, ...]
     lengths: tuple[int, ...]
+    codecs: tuple[str, ...]
     repeats: int
 
 
@@ -93,14 +95,14 @@ class Clients:
     def cases(self) -> tuple[Case, ...]:
         """Everything, after a warm-up of every way; the first reading of a text says little."""
         warm = self._task.ids[:WARM_UP_TOKENS]
-        for way in (*CODECS, *[TEXT] * WARM_UP_READS):
+        for way in (*self._task.codecs, *[TEXT] * WARM_UP_READS):
             self._run(way, self._held(warm), warm)
         return tuple(self._case(tokens) for tokens in self._task.lengths)
 
     def _case(self, tokens: int) -> Case:
         readings = [client.ping().measurements for client in (self._sender, self._receiver)]
         runs: list[Run] = []
-        ways = (*CODECS, TEXT, AUTO)
+        ways = (*self._task.codecs, TEXT, AUTO)
         for repeat in range(self._task.repeats):
             # Another cut each time, so that nothing is known from before.
             ids = self._task.ids[repeat + 1 : repeat + 1 + tokens]
@@ -143,9 +145,18 @@ def _short(plan: Plan | None) -> Plan | None:
 
 
 def main() -> int:
-    """Runs the task on standard input; cases go to standard output."""
+    """Runs the task on standard input; cases go to standard output.
+
+    Returns:
+        0; 1 for an error, which is one line on standard error.
+    """
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
-    sys.stdout.buffer.write(msgspec.json.encode(Clients(task).cases()))
+    try:
+        cases = Clients(task).cases()
+    except CacheLinkError as error:
+        print(f"{error.reason}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    sys.stdout.buffer.write(msgspec.json.encode(cases))
     return 0
 
 

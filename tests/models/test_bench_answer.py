@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 import torch
@@ -20,14 +21,16 @@ from cachelink_bench.answer.figures import (
     together_rows,
 )
 from cachelink_bench.answer.tables import claims_text
-from cachelink_bench.answer.together import Together
+from cachelink_bench.answer.together import Together, ask
+from cachelink_core.errors import ConfigError
 
 
 @pytest.mark.smollm2
 @pytest.mark.slow
 def test_a_smoke_run_writes_its_figures(tmp_path, capsys):
-    path = tmp_path / "answer.json"
-    assert main(["--smoke", "--cache-dir", str(tmp_path), "--json", str(path)]) == 0
+    path, page = tmp_path / "answer.json", tmp_path / "answer.md"
+    places = ("--cache-dir", tmp_path, "--json", path, "--markdown", page)
+    assert main(["--smoke", "--strict", *map(str, places)]) == 1, "nothing was judged"
     document = json.loads(path.read_text())
     assert document["benchmark"] == "answer"
     assert "cache_dir" not in document["config"]
@@ -44,7 +47,13 @@ def test_a_smoke_run_writes_its_figures(tmp_path, capsys):
     assert len(ways) == 2 * 4
     assert all(exact for (_, way), exact in ways.items() if way != "one batch")
     assert len(document["claims"]) == 2 * 2 + 2 + 2 * 2
-    printed = capsys.readouterr().out
+    assert {claim["met"] for claim in document["claims"]} == {None}
+    assert document["command"] == "cachelink-bench answer --smoke --strict"
+    head = f"# Answers\n\n{document['date']}, `{document['command']}`\n\n"
+    shown = capsys.readouterr()
+    assert shown.err.splitlines()[-1].endswith("--strict: no verdict: a smoke run")
+    printed = shown.out
+    assert page.read_text() == head + printed
     assert "every bit" in printed
     assert "first token / bare forward, 200 tokens" in printed
 
@@ -82,8 +91,8 @@ def test_a_missed_target_is_said_and_a_busy_machine_gives_no_verdict():
     slow = rows_at(1000, first_s=0.2, ours_s=0.05, generate_s=0.03, attention_s=0.02)
     claims = alone_claims(slow)
     assert [claim.met for claim in claims[:2]] == [False, False]
-    assert "MISSED" in claims_text(claims, 0.1)
-    busy = claims_text(claims, 3.0)
+    assert "MISSED" in claims_text(claims, "")
+    busy = claims_text(claims, "NOT QUIET, load average 3.00")
     assert "MISSED" not in busy
     assert "NOT QUIET" in busy
 
@@ -120,3 +129,13 @@ def test_wrong_arguments_end_with_two(arguments):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
+
+
+def test_what_a_question_raises_is_raised_as_it_is_and_no_thread_stays():
+    def opened(_subject, _stack):
+        raise ConfigError("no such prefix")
+
+    before = threading.active_count()
+    with pytest.raises(ConfigError, match="no such prefix"):
+        ask(None, 3, opened)
+    assert threading.active_count() == before

@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cachelink_bench.answer import alone, together
 from cachelink_bench.answer.figures import (
     AloneRow,
-    Claim,
     TogetherRow,
     alone_claims,
     alone_rows,
@@ -25,7 +24,19 @@ from cachelink_bench.answer.tables import alone_text, claims_text, together_text
 from cachelink_bench.answer.together import Together
 from cachelink_bench.capture import captured
 from cachelink_bench.environment import environment
-from cachelink_bench.report import QUIET_LOAD, load_average, load_text, write_json
+from cachelink_bench.report import (
+    QUIET_LOAD,
+    Report,
+    check_places,
+    command_line,
+    date_text,
+    load_average,
+    load_text,
+    no_verdict,
+    settings,
+    strict_status,
+    write_json,
+)
 from cachelink_core import limits, logs
 from cachelink_core.engine.loading import load_engine, set_threads
 from cachelink_core.engine.transformers_engine import TransformersEngine
@@ -41,24 +52,31 @@ def main(argv: Sequence[str]) -> int:
     """Runs the benchmark.
 
     Returns:
-        0; 1 for an error, or a missed target with ``--strict``; 2 for wrong arguments.
+        0; 1 for an error, or with ``--strict`` unless every target was met; 2 for wrong arguments.
     """
     options = _parse(argv)
     logs.install("error", "console")
+    report, load = Report(), load_average()
     try:
-        document, claims = _run(options)
+        check_places(options.json, options.markdown)
+        document = _run(options, command_line("answer", argv), load, report)
     except CacheLinkError as error:
-        print(f"cachelink-bench answer: {error}", file=sys.stderr)
+        print(f"cachelink-bench answer: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     if options.json:
         write_json(options.json, document)
-    return 1 if options.strict and not all(claim.met for claim in claims) else 0
+    report.write(options.markdown, "Answers", document["date"], document["command"])
+    if not options.strict:
+        return 0
+    met = [claim["met"] for claim in document["claims"]]
+    return strict_status("answer", met, document["no_verdict"])
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="cachelink-bench answer",
         description="Answers from a cache that lies ready, alone and several at once.",
+        allow_abbrev=False,
     )
     parser.add_argument("--model", default="demo", help="name, folder or GGUF file (demo: SmolLM2)")
     parser.add_argument("--tokens", type=_numbers, default=(1024, 4096, 8000), help="of prefixes")
@@ -69,9 +87,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2, help="of torch")
     parser.add_argument("--cache-dir", type=Path, help="of captured caches (default: the user's)")
-    parser.add_argument("--smoke", action="store_true", help="short prefixes, two rounds")
-    parser.add_argument("--strict", action="store_true", help="exit 1 if a target is missed")
+    parser.add_argument("--smoke", action="store_true", help="short prefixes, one round")
+    parser.add_argument("--strict", action="store_true", help="exit 1 unless every target is met")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
     options = parser.parse_args(argv)
     if options.smoke:
         vars(options).update(_SMOKE)
@@ -86,9 +105,9 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(sorted(int(part) for part in text.split(",")))
 
 
-def _run(options: argparse.Namespace) -> tuple[dict[str, object], list[Claim]]:
-    load = load_average()
-    print(load_text(load), flush=True)
+def _run(options: argparse.Namespace, command: str, load: float, report: Report) -> dict[str, Any]:
+    """Measures and prints; returns the document."""
+    report.say(load_text(load))
     set_threads(options.threads)
     engine = load_engine(options.model, device="cpu")
     singles: list[AloneRow] = []
@@ -99,13 +118,26 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, object], list[Claim]]:
         if tokens in (options.tokens[0], options.tokens[-1]):
             several += _several(subject, options)
     claims = [*alone_claims(singles), *together_claims(several)]
-    print(
+    why = no_verdict(load, smoke=options.smoke)
+    report.say(
         f"{options.model}, question of {options.query_tokens} tokens, {options.threads} threads\n"
     )
-    print(alone_text(singles, options.new_tokens) + "\n")
-    print(together_text(several) + "\n")
-    print(claims_text(claims, load), flush=True)
-    return _document(options, load, singles, several, claims), claims
+    report.say(alone_text(singles, options.new_tokens) + "\n")
+    report.say(together_text(several) + "\n")
+    report.say(claims_text(claims, why))
+    return {
+        "benchmark": "answer",
+        "date": date_text(),
+        "command": command,
+        "config": settings(options),
+        "environment": environment(),
+        "load_average": load,
+        "quiet": load <= QUIET_LOAD,
+        "no_verdict": why,
+        "alone": [asdict(row) for row in singles],
+        "together": [asdict(row) for row in several],
+        "claims": [asdict(claim) | {"met": None if why else claim.met} for claim in claims],
+    }
 
 
 def _subject(engine: TransformersEngine, tokens: int, options: argparse.Namespace) -> Subject:
@@ -148,27 +180,3 @@ def _rounds(arms: dict[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]
         for name in (*names[turn:], *names[:turn]):
             runs[name].append(arms[name]())
     return runs
-
-
-def _document(
-    options: argparse.Namespace,
-    load: float,
-    singles: Sequence[AloneRow],
-    several: Sequence[TogetherRow],
-    claims: Sequence[Claim],
-) -> dict[str, object]:
-    return {
-        "benchmark": "answer",
-        "config": {
-            key: value
-            for key, value in vars(options).items()
-            # Where the results go says nothing about them, and is a path of this machine.
-            if key not in ("json", "cache_dir")
-        },
-        "environment": environment(),
-        "load_average": load,
-        "quiet": load <= QUIET_LOAD,
-        "alone": [asdict(row) for row in singles],
-        "together": [asdict(row) for row in several],
-        "claims": [asdict(claim) for claim in claims],
-    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cachelink_bench.answer.figures import AloneRow, Claim, TogetherRow
-from cachelink_bench.report import QUIET_LOAD, table
+from cachelink_bench.report import table
 from cachelink_bench.statistics import Spread
 
 
@@ -53,9 +53,13 @@ def together_text(rows: Sequence[TogetherRow]) -> str:
     )
 
 
-def claims_text(claims: Sequence[Claim], load: float) -> str:
-    """Each ratio beside its target; on a busy machine without a verdict."""
-    quiet = load <= QUIET_LOAD
+def claims_text(claims: Sequence[Claim], why: str) -> str:
+    """Each ratio beside its target, and its verdict.
+
+    Args:
+        claims: to show.
+        why: there is no verdict; empty if there is one.
+    """
     return table(
         ("ratio", "measured", "target", "verdict"),
         [
@@ -63,7 +67,7 @@ def claims_text(claims: Sequence[Claim], load: float) -> str:
                 claim.what,
                 f"{claim.value:.3f}",
                 claim.target,
-                ("met" if claim.met else "MISSED") if quiet else "none: NOT QUIET",
+                f"none: {why}" if why else "met" if claim.met else "MISSED",
             )
             for claim in claims
         ],

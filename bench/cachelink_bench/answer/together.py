@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -76,9 +77,13 @@ POLICIES: dict[str, Open] = {"in order": in_order, "copied": copied, "shared": s
 
 
 def ask(subject: Subject, questions: int, opened: Open, *, first: int = 0) -> Together:
-    """Asks ``questions`` questions from the ``first`` on, each in a thread of its own."""
+    """Asks ``questions`` questions from the ``first`` on, each in a thread of its own.
+
+    Raises:
+        Exception: what a question's thread raised.
+    """
     answers = [_Answer() for _ in range(questions)]
-    start = threading.Barrier(questions + 1)
+    start, over = threading.Barrier(questions + 1), threading.Event()
 
     def answer(number: int) -> None:
         start.wait()
@@ -89,11 +94,21 @@ def ask(subject: Subject, questions: int, opened: Open, *, first: int = 0) -> To
             )
             for step in steps:
                 answers[number].note(step.token_id, step.logits)
+                if over.is_set():
+                    return
 
-    with _threads(answer, questions):
-        start.wait()
-        began = time.perf_counter()
-    total_s = time.perf_counter() - began
+    with ThreadPoolExecutor(questions) as threads:
+        asked = [threads.submit(answer, number) for number in range(questions)]
+        try:
+            began = time.perf_counter()  # before a thread can pass the barrier
+            start.wait()
+            for each in asked:
+                each.result()
+            total_s = time.perf_counter() - began
+        except BaseException:
+            over.set()
+            start.abort()  # nobody waits for one that will not come
+            raise
     return _together(answers, began, total_s)
 
 
@@ -126,16 +141,6 @@ class _Answer:
         self.at.append(time.perf_counter())
         self.ids.append(token)
         self.logits = logits
-
-
-@contextmanager
-def _threads(target: Callable[[int], None], count: int) -> Iterator[None]:
-    threads = [threading.Thread(target=target, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    yield
-    for thread in threads:
-        thread.join()
 
 
 def _together(answers: list[_Answer], began: float, total_s: float) -> Together:

@@ -23,7 +23,8 @@ from cachelink_core.errors import CacheLinkError, ConfigError
 INTERRUPTED: Final = 130
 
 _EPILOG: Final = (
-    "The paper's table on one machine that has nothing else to do, about an hour on two cores: "
+    "The paper's table on one machine that has nothing else to do, about 50 minutes on two cores, half "
+    "of it without --serial; 16k takes half an hour more: "
     "cachelink-bench two-node --emulate 1gbit --contexts 2k,8k --serial --out bench/results. Then "
     "the figures: cachelink-bench break-even bench/results/two-node.json"
 )
@@ -113,8 +114,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         type=Path,
         default=bench_folder() / "two-node-captures",
         metavar="DIR",
-        help="with --emulate: where the senders keep prefilled caches for --resume and later runs, "
-        "2.1 GB for a 16k document (default: in the user's cache folder)",
+        help="with --emulate: where the senders keep prefilled caches for --resume and later runs, apart "
+        "for each mode and number of threads, 2.1 GB for a 16k document (default: in the user's "
+        "cache folder)",
     )
     parser.add_argument(
         "--no-capture", action="store_true", help="prefill each document in this run"

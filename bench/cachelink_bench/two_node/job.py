@@ -21,9 +21,9 @@ from cachelink_bench.two_node.client import Addresses
 from cachelink_bench.two_node.measure import measure
 from cachelink_bench.two_node.peers import find_pairs
 from cachelink_bench.two_node.plan import Mode, Plan
-from cachelink_bench.two_node.prefill_times import PrefillTimes
+from cachelink_bench.two_node.prefill_times import PrefillTimes, capture_folder
 from cachelink_bench.two_node.progress import watching
-from cachelink_bench.two_node.runs import RunLog
+from cachelink_bench.two_node.runs import RunLog, Session
 from cachelink_bench.two_node.stopping import Stop, run_stoppable
 from cachelink_bench.two_node.subjects import Subject
 from cachelink_core.cli.demo.daemons import ended_by_sigterm
@@ -41,9 +41,10 @@ class Job(msgspec.Struct, frozen=True):
         subjects: its documents.
         log: path of the runs.
         config: of the log.
+        session: of the log: what the runs are measured in.
         pairs: where the nodes of each mode are.
         setting: machine and threads, as far as they are known.
-        captures: folder where prefill times are kept; empty for none.
+        captures: folder of captured caches and their prefill times; empty for none.
         bytes_only: the model is only moved, never asked.
     """
 
@@ -51,10 +52,15 @@ class Job(msgspec.Struct, frozen=True):
     subjects: tuple[Subject, ...]
     log: str
     config: dict[str, object]
+    session: Session
     pairs: dict[Mode, Addresses]
     setting: str = ""
     captures: str = ""
     bytes_only: bool = False
+
+    def capture_folder(self, mode: Mode) -> Path | None:
+        """Where the sender of a mode keeps what it prefills; None if it keeps nothing."""
+        return capture_folder(Path(self.captures), self.setting, mode) if self.captures else None
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -83,7 +89,8 @@ def run_job(job: Job) -> dict[str, object]:
 def _measured(job: Job, stop: Stop) -> dict[str, object]:
     found = find_pairs(job.pairs)
     pair = found[job.plan.modes[0]]
-    log = RunLog(Path(job.log), job.config, resume=True)
+    identity = pair.identity.digest()
+    log = RunLog(Path(job.log), job.config, resume=True, session=job.session)
     with watching() as watch:
         measure(
             job.plan,
@@ -92,15 +99,16 @@ def _measured(job: Job, stop: Stop) -> dict[str, object]:
             {mode: each.at for mode, each in found.items()},
             watch,
             stop,
-            times=PrefillTimes(
-                Path(job.captures) if job.captures else None, job.setting, pair.identity.digest()
-            ),
+            times={
+                mode: PrefillTimes(job.capture_folder(mode), job.setting, identity)
+                for mode in found
+            },
             bytes_only=job.bytes_only,
         )
     return {
         "sender": pair.sender_version,
         "receiver": pair.receiver_version,
-        "identity": pair.identity.digest(),
+        "identity": identity,
         "architecture": pair.identity.architecture,
         "dtype": pair.identity.dtype,
         "token_bytes": pair.identity.token_bytes(),

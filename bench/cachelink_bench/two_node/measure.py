@@ -33,7 +33,7 @@ class Measurement:
         subjects: Sequence[Subject],
         nodes: Mapping[str, Nodes],
         log: RunLog,
-        times: PrefillTimes,
+        times: Mapping[Mode, PrefillTimes],
         *,
         bytes_only: bool,
     ) -> None:
@@ -44,7 +44,7 @@ class Measurement:
             subjects: its documents, the warm-up's first.
             nodes: that do it, two of each mode.
             log: takes every run as soon as it is there.
-            times: of prefixes that were prefilled earlier.
+            times: of prefixes that the sender of each mode prefilled earlier.
             bytes_only: ask nothing: a run ends with its handoff.
         """
         self._times = times
@@ -126,7 +126,7 @@ class Measurement:
                 held[mode], prefill = stack.enter_context(self._prefilled(subject, mode))
                 if prefill.key in keys:
                     on_work(f"{title}: prefill", _weight(subject, PREFILL))
-                    if measured:
+                    if measured and prefill.handoff:  # without a time, --resume asks again
                         self._log.add(prefill)
             for key in keys:
                 if key[3] != PREFILL:
@@ -174,9 +174,9 @@ class Measurement:
             tokens=receipt.tokens,
         )
         if receipt.prefilled_tokens == receipt.tokens:
-            self._times.add(subject.ids_digest, receipt.phases["prefill"])
+            self._times[mode].add(subject.ids_digest, receipt.phases["prefill"])
             return msgspec.structs.replace(run, handoff=dict(receipt.phases))
-        known = self._times.get(subject.ids_digest)
+        known = self._times[mode].get(subject.ids_digest)
         if known is None:
             return run
         return msgspec.structs.replace(run, handoff={"prefill": known.seconds}, earlier=known.date)
@@ -243,7 +243,7 @@ def measure(
     watch: Callable[[float], OnWork],
     stop: Stop,
     *,
-    times: PrefillTimes,
+    times: Mapping[Mode, PrefillTimes],
     bytes_only: bool = False,
 ) -> None:
     """Measures what is missing in a log.
@@ -255,7 +255,7 @@ def measure(
         pairs: where the nodes of each mode are.
         watch: told how much work there is, gives what is told of it.
         stop: asked now and then.
-        times: of prefixes that were prefilled earlier.
+        times: of prefixes that the sender of each mode prefilled earlier.
         bytes_only: ask nothing: a run ends with its handoff.
 
     Raises:

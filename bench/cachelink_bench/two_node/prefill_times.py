@@ -1,7 +1,8 @@
 """How long each captured prefix took to prefill, kept beside the captured caches.
 
 A prefix that is read back from disk is not prefilled, so a later run has no time of its own for it. It
-then reports the one that was measured when the cache was captured, with its date.
+then reports the one that was measured when the cache was captured, with its date. A captured cache is the
+same whoever prefilled it, its time is not: each setting and mode has a folder of its own.
 """
 
 from __future__ import annotations
@@ -11,10 +12,23 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from blake3 import blake3
 
+from cachelink_bench.two_node.plan import Mode
 from cachelink_core.errors import ConfigError
 
 FILE: Final = "prefill-times.jsonl"
+
+
+def capture_folder(root: Path, setting: str, mode: Mode) -> Path:
+    """Where the sender of a mode keeps what it prefills in a setting.
+
+    Args:
+        root: of all settings.
+        setting: machine and threads.
+        mode: of the sender.
+    """
+    return root / blake3(f"{setting}, {mode}".encode()).hexdigest()[:12]
 
 
 class PrefillTime(msgspec.Struct, frozen=True):

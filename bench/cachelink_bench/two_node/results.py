@@ -11,7 +11,7 @@ import msgspec
 
 from cachelink_bench.statistics import Spread
 from cachelink_bench.two_node.plan import TEXT, Mode, Plan
-from cachelink_bench.two_node.runs import FORMAT, PREFILL, Run
+from cachelink_bench.two_node.runs import FORMAT, PREFILL, Run, Session
 from cachelink_bench.two_node.subjects import LeftOut, Subject
 from cachelink_core.atomic_write import new_file
 from cachelink_core.errors import ConfigError
@@ -91,7 +91,7 @@ class Prefill(msgspec.Struct, frozen=True):
         context: the class.
         mode: of the sender.
         tokens: of the prefixes, the median.
-        seconds: of each document.
+        seconds: of each document that has a time.
         tokens_per_s: likewise.
         earlier: the last date of those that an earlier run measured; empty if all are of this run.
     """
@@ -124,7 +124,7 @@ class Link(msgspec.Struct, frozen=True):
         delay_s: one way, added.
         loss_percent: of packets.
         shaper: what shapes it.
-        iperf_before_gbit: iperf3 from sender to receiver before the runs.
+        iperf_before_gbit: iperf3 from sender to receiver before the runs of the last session.
         iperf_after_gbit: the same after them.
         round_trip_s: of an echo, before the runs; the least of some.
     """
@@ -156,20 +156,21 @@ class Results(msgspec.Struct, frozen=True):
     Attributes:
         format: of the file.
         date: of its end, UTC.
-        command: that made it.
+        command: that made it, of the last session.
         config: the plan.
         resolved: the same with all that it was run with: link, threads, the models' identities.
         environment: versions and machine of whoever measured.
         nodes: of both daemons: versions, and the model's identity digest.
-        load_average: of the measuring machine at the start.
+        load_average: of the measuring machine at the start; the worst of all sessions.
         documents: of every class.
         left_out: classes that did not run.
         link: if it was emulated.
         prefills: the senders' own.
         rows: one of each class, representation and mode.
         runs: every run.
-        note: of whoever ran it: what limits the numbers.
+        note: of whoever ran it, of all sessions: what limits the numbers.
         wide_kv: classes beyond the model's window, if any ran.
+        sessions: that measured; runs of a log that an older version began may have none.
     """
 
     format: str
@@ -188,6 +189,7 @@ class Results(msgspec.Struct, frozen=True):
     note: str = ""
     resolved: dict[str, object] = {}
     wide_kv: WideKv | None = None
+    sessions: tuple[Session, ...] = ()
 
     @property
     def wide_contexts(self) -> tuple[str, ...]:

@@ -32,13 +32,13 @@ from cachelink_bench.two_node.results import (
     make_prefills,
     make_rows,
 )
-from cachelink_bench.two_node.runs import FORMAT, RunLog
+from cachelink_bench.two_node.runs import FORMAT, RunLog, Session
 from cachelink_bench.two_node.stopping import run_stoppable
 from cachelink_bench.two_node.subjects import WARM_UP
 from cachelink_core.identity import ModelIdentity
 
 _CAPTURE_BUDGET: Final = "40GB"
-"""Of one model: six 16k documents of the wide-KV model take 13 GB."""
+"""Of one model and mode: six 16k documents of the wide-KV model take 13 GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ class Settings:
         resume: go on with the runs that are there.
         command: as it was given.
         note: for the report.
-        capture_dir: where senders that are started here keep what they prefill; None keeps nothing.
+        capture_dir: below it senders that are started here keep what they prefill; None keeps
+            nothing.
     """
 
     at: Addresses | None
@@ -73,18 +74,22 @@ def run(plan: Plan, settings: Settings) -> Results:
         CacheLinkError: a wrong setting, a tool or a model that is not here, or a daemon that
             cannot be reached, refused or failed. Nothing but the log of runs is left behind.
     """
-    load, machine = load_average(), environment()
+    session, machine = _session(settings), environment()
     theirs = _look(plan, settings)
     parts, left_out = make_parts(plan, theirs, started_here=settings.link is not None)
     config = _config(plan, settings, parts)
     RunLog(settings.log, config, resume=settings.resume)  # says now if it cannot be
-    jobs = [_job(part, settings, config, machine) for part in parts]
+    jobs = [_job(part, settings, config, machine, session) for part in parts]
     if settings.link is None:
         (job,) = jobs
         nodes, link = [run_job(job)], None
     else:
         nodes, link = _emulated(settings.link, jobs, settings)
-    runs = tuple(RunLog(settings.log, config, resume=True).runs)
+    log = RunLog(settings.log, config, resume=True)
+    if link is not None:
+        log.end_session(session.began, link.iperf_after_gbit)
+    runs, sessions = tuple(log.runs), tuple(log.sessions.values())
+    notes = dict.fromkeys((*(each.note for each in sessions), settings.note))
     return Results(
         format=FORMAT,
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -93,7 +98,7 @@ def run(plan: Plan, settings: Settings) -> Results:
         resolved=config,
         environment=machine,
         nodes=nodes[0],
-        load_average=load,
+        load_average=max(each.load_average for each in sessions or (session,)),
         documents=tuple(
             describe(s) for part in parts for s in part.subjects if s.context != WARM_UP
         ),
@@ -102,8 +107,18 @@ def run(plan: Plan, settings: Settings) -> Results:
         prefills=make_prefills(plan, runs),
         rows=make_rows(plan, runs),
         runs=runs,
-        note=settings.note,
+        note=" ".join(note for note in notes if note),
         wide_kv=_wide(parts, nodes),
+        sessions=sessions,
+    )
+
+
+def _session(settings: Settings) -> Session:
+    return Session(
+        began=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        command=settings.command,
+        load_average=load_average(),
+        note=settings.note,
     )
 
 
@@ -132,16 +147,22 @@ def _config(plan: Plan, settings: Settings, parts: Sequence[Part]) -> dict[str, 
 
 
 def _job(
-    part: Part, settings: Settings, config: dict[str, object], machine: dict[str, object]
+    part: Part,
+    settings: Settings,
+    config: dict[str, object],
+    machine: dict[str, object],
+    session: Session,
 ) -> Job:
     started_here = settings.at is None
+    threads = settings.threads or machine["threads"]
     return Job(
         plan=part.plan,
         subjects=part.subjects,
         log=str(settings.log),
         config=config,
+        session=session,
         pairs=dict.fromkeys(part.plan.modes, settings.at) if settings.at else {},
-        setting=f"{machine['processor']}, {machine['cpus']} cores, threads {settings.threads}",
+        setting=f"{machine['processor']}, {machine['cpus']} cores, threads {threads}",
         captures=str(settings.capture_dir or "") if started_here else "",
         bytes_only=part.bytes_only,
     )
@@ -153,7 +174,8 @@ def _emulated(
     """Runs jobs, each between daemons of its own, on a link that is there only meanwhile."""
     with emulated_link(spec) as on:
         before, echo = iperf_gbit(on), echo_s(on)
-        nodes = [_run_between_daemons(on, job, settings) for job in jobs]
+        told = [_with_rate(job, before) for job in jobs]
+        nodes = [_run_between_daemons(on, job, settings) for job in told]
         after = iperf_gbit(on)
         return nodes, Link(
             rate=spec.rate,
@@ -166,12 +188,16 @@ def _emulated(
         )
 
 
+def _with_rate(job: Job, iperf_before_gbit: float) -> Job:
+    session = msgspec.structs.replace(job.session, iperf_before_gbit=iperf_before_gbit)
+    return msgspec.structs.replace(job, session=session)
+
+
 def _run_between_daemons(on: EmulatedLink, job: Job, settings: Settings) -> dict[str, object]:
     """Starts the daemons of every mode, runs the job, and ends them."""
     options = ["--model.name", job.plan.model, "--model.device", "cpu"]
     if settings.threads is not None:
         options += ["--model.threads", str(settings.threads)]
-    captures = ["--capture-dir", job.captures, "--capture-budget", _CAPTURE_BUDGET]
     with (
         tempfile.TemporaryDirectory(prefix="cachelink-two-node-") as logs,
         ExitStack() as stack,
@@ -183,9 +209,16 @@ def _run_between_daemons(on: EmulatedLink, job: Job, settings: Settings) -> dict
                     on,
                     options,
                     Path(logs),
-                    sender_options=captures if job.captures else (),
+                    sender_options=_capture_options(job, mode),
                     serial=mode == "serial",
                 )
             )
             pairs[mode] = Addresses(started.sender_address, started.receiver_address, RECEIVER_NAME)
         return run_job_within(on.within("sender"), msgspec.structs.replace(job, pairs=pairs))
+
+
+def _capture_options(job: Job, mode: Mode) -> list[str]:
+    folder = job.capture_folder(mode)
+    if folder is None:
+        return []
+    return ["--capture-dir", str(folder), "--capture-budget", _CAPTURE_BUDGET]

@@ -10,7 +10,8 @@ from typing import Final
 from cachelink_bench.report import load_text, table
 from cachelink_bench.statistics import Spread
 from cachelink_bench.two_node.plan import TEXT
-from cachelink_bench.two_node.results import METRICS, Results, Row
+from cachelink_bench.two_node.results import METRICS, Link, Results, Row
+from cachelink_bench.two_node.runs import PREFILL, Session
 from cachelink_core.atomic_write import new_file
 
 _TIMES: Final = {
@@ -57,7 +58,7 @@ reads says nothing about a real model."""
 def markdown(results: Results) -> str:
     """The whole report."""
     modes = results.config.modes
-    parts = ["# Two-node transfer", _head(results), _link(results)]
+    parts = ["# Two-node transfer", _head(results), _link(results), sessions_text(results)]
     if "overlapped" in modes:
         parts.append(rows_text(results))
         parts.append(_LEGEND.format(decode=results.config.decode))
@@ -65,7 +66,7 @@ def markdown(results: Results) -> str:
         parts += ["## One stage after another", serial_text(results), _SERIAL_LEGEND]
     if results.wide_kv is not None:
         parts.append(_WIDE_LEGEND.format(token_bytes=results.wide_kv.nodes["token_bytes"]))
-    parts.append(prefills_text(results))
+    parts += [prefills_text(results), missing_prefills_text(results)]
     parts += [f"Left out: {item.context}: {item.reason}." for item in results.left_out]
     parts.append(results.note and f"Limits: {results.note}")
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -129,6 +130,46 @@ def prefills_text(results: Results) -> str:
     )
 
 
+def missing_prefills_text(results: Results) -> str:
+    """Names the prefills that have no time: each sender's, of every document."""
+    timed = {
+        (run.context, run.document, run.mode)
+        for run in results.runs
+        if run.representation == PREFILL and run.handoff
+    }
+    missing = [
+        f"{item.context} document {item.document + 1} ({mode})"
+        for mode in results.config.modes
+        for item in results.documents
+        if (item.context, item.document, mode) not in timed
+    ]
+    if not missing:
+        return ""
+    return (
+        f"No prefill time: {', '.join(missing)}. The sender read these caches back from disk, and "
+        "no time was kept with them. `--resume` measures it once the sender prefills them "
+        "(`--no-capture`, or without its captured caches)."
+    )
+
+
+def sessions_text(results: Results) -> str:
+    """Conditions of each session, where one line in the head does not say them all."""
+    sessions = results.sessions
+    unknown = len(results.runs) - sum(session.runs for session in sessions)
+    if len(sessions) < 2 and not unknown:
+        return ""
+    lines = [f"- earlier: {unknown} runs, whose conditions were not recorded"] if unknown else []
+    for session in sessions:
+        parts = [f"{session.runs} runs", load_text(session.load_average)]
+        if results.link is not None:
+            parts.append(_iperf(session))
+        parts.append(f"`{session.command}`")
+        if session.note:
+            parts.append(session.note)
+        lines.append(f"- {session.began}: {'; '.join(parts)}")
+    return "Measured in several sessions, each from its begin on:\n\n" + "\n".join(lines)
+
+
 def write_csv(path: Path, results: Results) -> None:
     """One line a run."""
     key = ("context", "document", "repeat", "representation", "mode")
@@ -163,11 +204,28 @@ def _head(results: Results) -> str:
     lines = [
         f"{results.date}, `{results.command}`",
         f"{machine['processor']}, {machine['cpus']} cores, {machine['system']}; "
-        f"model {results.config.model} ({results.nodes['architecture']}, {results.nodes['dtype']}); "
+        f"{_models(results)}; "
         f"CacheLink {results.nodes['sender']} → {results.nodes['receiver']}.",
-        f"{load_text(results.load_average)}.",
+        f"{load_text(results.load_average)}."
+        + (" The worst that was recorded of the sessions below." if sessions_text(results) else ""),
     ]
     return "  \n".join(lines)
+
+
+def _models(results: Results) -> str:
+    """The models, and which classes each ran where there are classes of the wide-KV model."""
+    model, wide = results.config.model, results.wide_kv
+    if wide is None:
+        return f"model {model} ({_kind(results.nodes)})"
+    ran = dict.fromkeys(item.context for item in results.documents)
+    own = [context for context in ran if context not in wide.contexts]
+    parts = [f"{', '.join(own)} on model {model} ({_kind(results.nodes)})"] if own else []
+    parts.append(f"{', '.join(wide.contexts)} on the wide-KV model ({_kind(wide.nodes)})")
+    return " and ".join(parts)
+
+
+def _kind(nodes: dict[str, object]) -> str:
+    return f"{nodes['architecture']}, {nodes['dtype']}"
 
 
 def _link(results: Results) -> str:
@@ -181,11 +239,19 @@ def _link(results: Results) -> str:
         for row in rows
     )
     native = f"native rows: {rates} Gb/s" if rows else "no native rows"
+    sessions = results.sessions
+    alone: Link | Session = sessions[0] if sessions else link
+    iperf = "iperf3 of each session below" if len(sessions) > 1 else _iperf(alone)
     return (
         f"Emulated link: {link.rate}, {link.delay_s * 1e3:g} ms each way, loss {link.loss_percent:g} %"
-        f" ({link.shaper}); echo {link.round_trip_s * 1e3:.2f} ms. iperf3 before "
-        f"{link.iperf_before_gbit:.3g} Gb/s, after {link.iperf_after_gbit:.3g} Gb/s; {native}."
+        f" ({link.shaper}); echo {link.round_trip_s * 1e3:.2f} ms. {iperf}; {native}."
     )
+
+
+def _iperf(measured: Link | Session) -> str:
+    rates = (measured.iperf_before_gbit, measured.iperf_after_gbit)
+    before, after = ("not measured" if rate is None else f"{rate:.3g} Gb/s" for rate in rates)
+    return f"iperf3 before {before}, after {after}"
 
 
 def _cells(row: Row, metrics: Iterable[str]) -> Iterable[str]:

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from cachelink_bench.emulation.namespaces import (
     emulated_link,
     has_netem,
     leftovers,
+    remove_namespace,
 )
 from cachelink_bench.emulation.probes import echo_s, iperf_gbit
 from cachelink_bench.emulation.spec import LinkSpec, parse_link
@@ -139,12 +142,23 @@ def test_a_link_that_cannot_be_made_leaves_nothing(clean):
 def test_the_benchmark_runs_between_two_emulated_hosts(clean, model, tmp_path):
     argv = ["--emulate", "100mbit", "--model", str(model), "--contexts", "1k", "--documents", "1"]
     argv += ["--representations", "text,native,int4", "--repeats", "2", "--decode", "4"]
-    argv += ["--serial", "--threads", "1", "--out", str(tmp_path), "--no-capture"]
+    argv += ["--serial", "--threads", "1", "--out", str(tmp_path)]
+    argv += ["--capture-dir", str(tmp_path / "captures")]
     assert bench.main(["two-node", *argv]) == 0
     results = read_results(tmp_path / "two-node.json")
     assert results.link is not None
     assert 0.05 < results.link.iperf_before_gbit < 0.11
     assert 0.05 < results.link.iperf_after_gbit < 0.11
+    (session,) = results.sessions
+    assert session.runs == len(results.runs)
+    assert session.load_average == results.load_average
+    assert session.iperf_before_gbit == results.link.iperf_before_gbit
+    assert session.iperf_after_gbit == results.link.iperf_after_gbit
+    # Each kind of sender prefilled by itself: neither read what the other one had captured.
+    prefills = [run for run in results.runs if run.representation == "prefill"]
+    assert [(run.mode, run.earlier) for run in prefills] == [("overlapped", ""), ("serial", "")]
+    assert prefills[0].handoff != prefills[1].handoff
+    assert len(list((tmp_path / "captures").iterdir())) == 2
     rows = {row.representation: row for row in results.rows_of("overlapped")}
     native = rows["native"].metrics
     # At 100 Mb/s the megabytes of a native cache take most of the time, and the link is full.
@@ -211,6 +225,12 @@ def test_a_later_run_reads_captured_caches_and_wide_classes_are_moved_only(
     moved = [run.ids for run in second.runs if run.representation == "native"]
     assert moved == list(read)  # from a captured cache
 
+    argv += ["--threads", "2", "--representations", "native", "--no-wide-kv"]
+    assert bench.main([*argv, "--out", str(tmp_path / "third")]) == 0
+    (other,) = read_results(tmp_path / "third" / "two-node.json").prefills
+    assert other.earlier == ""  # a time of one thread says nothing about two
+    assert other.seconds != now.seconds
+
 
 @pytest.mark.slow
 @needs_link
@@ -234,9 +254,9 @@ def test_a_benchmark_that_is_stopped_leaves_runs_and_nothing_else(clean, model, 
         process.send_signal(number)
         assert process.wait(60) == (130 if number == signal.SIGINT else 143)
         said = process.stderr.read()
+        assert own(process.pid) == []
+        assert not any(Path(f"/proc/{pid}").exists() for pid in daemons)
     assert "Traceback" not in said
-    assert own(process.pid) == []
-    assert not any(Path(f"/proc/{pid}").exists() for pid in daemons)
     assert list(folder.iterdir()) == []
     assert [path.name for path in (tmp_path / "out").iterdir()] == [log.name]
 
@@ -294,15 +314,24 @@ def test_a_link_is_read_from_its_options():
     assert parse_link("2.5MBIT").rate_bits == 2_500_000
 
 
-def _started(argv: list[str], folder: Path) -> subprocess.Popen[str]:
+@contextmanager
+def _started(argv: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A benchmark of its own process; where a test fails, it and what it made are removed."""
     command = [sys.executable, "-m", "cachelink_bench", "two-node", *argv]
-    return subprocess.Popen(
+    with subprocess.Popen(
         command,
         env=_environment() | {"TMPDIR": str(folder)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # nothing, if it has ended
+            process.wait()
+            for name in own(process.pid):
+                remove_namespace(name)
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from typing import get_args
 
 import msgspec
 import pytest
@@ -20,11 +21,12 @@ from cachelink_bench import __main__ as bench
 from cachelink_bench.serial.nodes import serial_receiver_daemon, serial_sender_daemon
 from cachelink_bench.two_node.corpus import Corpus
 from cachelink_bench.two_node.parts import make_parts
-from cachelink_bench.two_node.plan import Plan, context_tokens
-from cachelink_bench.two_node.prefill_times import PrefillTimes
-from cachelink_bench.two_node.results import read_results
+from cachelink_bench.two_node.plan import Mode, Plan, context_tokens
+from cachelink_bench.two_node.prefill_times import PrefillTimes, capture_folder
+from cachelink_bench.two_node.results import WideKv, read_results
 from cachelink_bench.two_node.runs import FORMAT
 from cachelink_bench.two_node.subjects import make_subjects
+from cachelink_bench.two_node.tables import markdown
 from cachelink_core.errors import ConfigError
 from cachelink_core.testing.tiny_models import save_tiny
 from tests.loopback.nodes import pair_of, receiver_of, sender_of, tiny_engine
@@ -34,6 +36,8 @@ pytestmark = pytest.mark.slow
 CONTEXTS = ("300", "1k")
 NAMES = ("text", "native", "native+zstd", "int4")
 DECODE = 5
+SESSION = b'{"session":'
+"""How a line of the log begins that is no run."""
 FIRST_SENTENCES = [
     "The watchword of the archive at Lorstow is Bardorvek.",
     "Between Torford and Ulthorpe lies a grey meadow where 57 sheep graze in late autumn.",
@@ -195,22 +199,87 @@ def test_the_documents_fill_their_class_and_are_recorded(ran, engine):
 
 def test_an_interrupted_run_goes_on(ran, pair, folder, tmp_path, capsys):
     whole = (ran / "two-node.runs.jsonl").read_bytes().split(b"\n")
+    assert whole[1].startswith(SESSION)
     log = tmp_path / "two-node.runs.jsonl"
-    # The last whole line is the 12th run; half a line follows, as when a process is killed.
-    log.write_bytes(b"\n".join(whole[:13]) + b"\n" + whole[13][:40])
+    # The session and 12 runs; half a line follows, as when a process is killed.
+    log.write_bytes(b"\n".join(whole[:14]) + b"\n" + whole[14][:40])
     argv = options(pair, folder, tmp_path)
     assert "12 runs; --resume" in error_of(capsys, argv)
     assert "decode 5, this run 6" in error_of(
         capsys, [*options(pair, folder, tmp_path, decode=6), "--resume"]
     )
-    assert bench.main([*argv, "--resume"]) == 0
+    assert bench.main([*argv, "--resume", "--note", "and another"]) == 0
     lines = log.read_bytes().split(b"\n")
-    assert lines[:13] == whole[:13]
-    assert len(lines) == len(whole)
+    assert lines[:14] == whole[:14]
+    assert lines[14].startswith(SESSION)
     key = ("context", "document", "repeat", "representation", "mode")
-    held, again = ([json.loads(x) for x in y[1:-1]] for y in (whole, lines))
+    held, again = (
+        [json.loads(x) for x in y[1:-1] if not x.startswith(SESSION)] for y in (whole, lines)
+    )
     assert [[r[k] for k in key] for r in held] == [[r[k] for k in key] for r in again]
     assert [r["ids"] for r in held] == [r["ids"] for r in again]
+    results = read_results(tmp_path / "two-node.json")
+    first, second = results.sessions
+    assert first == msgspec.structs.replace(
+        read_results(ran / "two-node.json").sessions[0], runs=12
+    )
+    assert (second.runs, second.note) == (len(held) - 12, "and another")
+    assert results.load_average == max(first.load_average, second.load_average)
+    report = (tmp_path / "two-node.md").read_text()
+    assert "The worst that was recorded of the sessions below." in report
+    assert f"- {first.began}: 12 runs; " in report
+    assert "Limits: a tiny model and another" in report
+
+
+def test_a_log_from_before_sessions_goes_on_and_its_prefill_without_a_time_is_measured(
+    ran, pair, folder, tmp_path
+):
+    begin, _, *runs = (ran / "two-node.runs.jsonl").read_bytes().split(b"\n")[:14]
+    prefill = json.loads(runs[0])
+    assert prefill["representation"] == "prefill"
+    runs[0] = json.dumps({**prefill, "handoff": {}}).encode()
+    log = tmp_path / "two-node.runs.jsonl"
+    log.write_bytes(b"\n".join([begin, *runs]) + b"\n")
+    assert bench.main([*options(pair, folder, tmp_path), "--resume"]) == 0
+    results = read_results(tmp_path / "two-node.json")
+    (session,) = results.sessions
+    assert session.runs == len(results.runs) - 12
+    assert [len(item.seconds.runs) for item in results.prefills] == [2, 2]
+    report = (tmp_path / "two-node.md").read_text()
+    assert "- earlier: 12 runs, whose conditions were not recorded\n" in report
+    assert "No prefill time" not in report
+
+
+def test_a_prefill_without_a_time_is_named_and_measured_once_it_is_prefilled(
+    pair, engine, folder, tmp_path
+):
+    changed = {"contexts": "300", "documents": 1, "repeats": 1}
+    captures = {"capture_dir": tmp_path / "captures"}
+    with pair_of(engine, tiny_engine(folder, "llama"), sender_config=captures) as capturing:
+        for out in ("first", "second"):
+            assert bench.main(options(capturing, folder, tmp_path / out, **changed)) == 0
+    named = "No prefill time: 300 document 1 (overlapped)."
+    for out, missing in (("first", False), ("second", True)):
+        assert (named in (tmp_path / out / "two-node.md").read_text()) == missing
+        assert bool(read_results(tmp_path / out / "two-node.json").prefills) != missing
+    assert bench.main([*options(pair, folder, tmp_path / "second", **changed), "--resume"]) == 0
+    assert named not in (tmp_path / "second" / "two-node.md").read_text()
+    (prefill,) = read_results(tmp_path / "second" / "two-node.json").prefills
+    assert (len(prefill.seconds.runs), prefill.earlier) == (1, "")
+
+
+def test_the_report_says_which_model_each_class_ran_on(ran):
+    results = read_results(ran / "two-node.json")
+    nodes = {**results.nodes, "architecture": "Wide", "token_bytes": 131_072}
+    model = f"model {results.config.model} (LlamaForCausalLM, float32)"
+    assert f"; {model}; CacheLink" in markdown(results)
+    some, every = (
+        msgspec.structs.replace(results, wide_kv=WideKv(contexts=wide, nodes=nodes))
+        for wide in (("1k",), CONTEXTS)
+    )
+    wide = "1k on the wide-KV model (Wide, float32)"
+    assert f"; 300 on {model} and {wide}; CacheLink" in markdown(some)
+    assert f"; 300, {wide}; CacheLink" in markdown(every)
 
 
 def test_runs_of_another_version_are_refused(ran, pair, folder, tmp_path, capsys):
@@ -262,11 +331,14 @@ def test_a_node_that_dies_is_one_line_with_what_was_done_and_how_to_go_on(engine
         with subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env=own_environment()
         ) as process:
-            while not log.exists() or log.read_bytes().count(b"\n") < 4:
-                assert process.poll() is None, process.stderr.read()
-                time.sleep(0.01)
-            pair.receiver.stop()
-            said = process.communicate(timeout=60)[1]
+            try:
+                while not log.exists() or log.read_bytes().count(b"\n") < 5:
+                    assert process.poll() is None, process.stderr.read()
+                    time.sleep(0.01)
+                pair.receiver.stop()
+                said = process.communicate(timeout=60)[1]
+            finally:
+                process.kill()  # nothing, if it has ended
     assert process.returncode == 1
     (line,) = said.splitlines()
     line = line.removeprefix("cachelink-bench two-node: ")
@@ -428,6 +500,16 @@ def test_earlier_prefill_times_are_those_of_this_machine_and_model(tmp_path):
     (tmp_path / "prefill-times.jsonl").write_text("{")
     with pytest.raises(ConfigError, match=r"prefill-times\.jsonl"):
         PrefillTimes(tmp_path, "two cores", "model")
+
+
+def test_every_setting_and_mode_has_captures_of_its_own(tmp_path):
+    settings = ("two cores, threads 1", "two cores, threads 2")
+    folders = [
+        capture_folder(tmp_path, setting, mode) for setting in settings for mode in get_args(Mode)
+    ]
+    assert len(set(folders)) == 4
+    assert {folder.parent for folder in folders} == {tmp_path}
+    assert capture_folder(tmp_path, settings[0], "overlapped") == folders[0]
 
 
 def test_a_corpus_is_the_same_for_the_same_seed_and_states_its_answer_once():

@@ -80,7 +80,7 @@ def emulated_link(spec: LinkSpec) -> Iterator[EmulatedLink]:
     finally:
         with _undisturbed(), ExitStack() as each:  # one that fails does not keep the other
             for name in names.values():
-                each.callback(_remove, name)
+                each.callback(remove_namespace, name)
 
 
 def set_rate(link: EmulatedLink, spec: LinkSpec) -> None:
@@ -184,8 +184,12 @@ def _limit_rate(spec: LinkSpec, name: str, *place: str, verb: str = "add") -> No
     )  # fmt: skip
 
 
-def _remove(name: str) -> None:
-    """Ends what runs in a namespace and removes it; nothing, if it is not there."""
+def remove_namespace(name: str) -> None:
+    """Ends what runs in a namespace and removes it; nothing, if it is not there.
+
+    Raises:
+        InternalError: a tool failed, or what runs there does not end.
+    """
     if name not in leftovers():
         return
     deadline_s = time.monotonic() + _KILL_S

@@ -13,10 +13,23 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from cachelink_bench.environment import environment
 from cachelink_bench.pipeline_runs import ARMS, Measured, make_tasks, measure
-from cachelink_bench.report import QUIET_LOAD, load_average, load_text, table, write_json
+from cachelink_bench.report import (
+    Report,
+    check_places,
+    command_line,
+    date_text,
+    load_average,
+    load_text,
+    no_verdict,
+    settings,
+    strict_status,
+    table,
+    write_json,
+)
 from cachelink_bench.statistics import Spread, ratios
 from cachelink_core import logs
 from cachelink_core.cli.demo.daemons import RECEIVER_NAME, ended_by_sigterm, two_nodes
@@ -33,23 +46,30 @@ def main(argv: Sequence[str]) -> int:
     """Runs the benchmark.
 
     Returns:
-        0; 1 for an error, or the missed target with ``--strict``; 2 for wrong arguments.
+        0; 1 for an error, or with ``--strict`` unless the target was met; 2 for wrong arguments.
     """
     options = _parse(argv)
     logs.install("error", "console")
+    report = Report()
     try:
+        check_places(options.json, options.markdown)
         with ended_by_sigterm():
-            document = _run(options)
+            document = _run(options, command_line("pipeline", argv), report)
     except CacheLinkError as error:
-        print(f"cachelink-bench pipeline: {error}", file=sys.stderr)
+        print(f"cachelink-bench pipeline: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     if options.json:
         write_json(options.json, document)
-    return 1 if options.strict and document["target_met"] is False else 0
+    report.write(options.markdown, "One-slot pipeline", document["date"], document["command"])
+    if not options.strict:
+        return 0
+    return strict_status("pipeline", [document["target_met"]], document["no_verdict"])
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="cachelink-bench pipeline", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="cachelink-bench pipeline", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("--model", default="demo", help="of both nodes (demo: SmolLM2)")
     parser.add_argument("--documents", type=int, default=8, help="items of one run")
     parser.add_argument("--sentences", type=int, default=40, help="of a document, about 20 tokens")
@@ -57,23 +77,24 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="measured runs of each arm")
     parser.add_argument("--codec", default="native", help="of the handoffs")
     parser.add_argument("--smoke", action="store_true", help="three short documents, two rounds")
-    parser.add_argument("--strict", action="store_true", help="exit 1 if the target is missed")
+    parser.add_argument("--strict", action="store_true", help="exit 1 unless the target is met")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
     options = parser.parse_args(argv)
     if options.smoke:
         vars(options).update(SMOKE)
     return options
 
 
-def _run(options: argparse.Namespace) -> dict[str, object]:
+def _run(options: argparse.Namespace, command: str, report: Report) -> dict[str, Any]:
+    """Measures and prints; returns the document."""
     load = load_average()
-    print(load_text(load), flush=True)
+    report.say(load_text(load))
     sender_within, receiver_within = _pinned()
-    print(
-        "sender and receiver on one core each"
+    report.say(
+        "sender and receiver on one core each\n"
         if sender_within
-        else "sender and receiver are not pinned: fewer than two cores, or no taskset",
-        flush=True,
+        else "sender and receiver are not pinned: fewer than two cores, or no taskset\n"
     )
     daemon = ["--model.name", options.model, "--model.device", "cpu", "--model.threads", "1"]
     with (
@@ -83,9 +104,9 @@ def _run(options: argparse.Namespace) -> dict[str, object]:
     ):
         tasks = make_tasks(options.documents, options.sentences, options.decode)
         measured = measure(sender, receiver, RECEIVER_NAME, tasks, options.rounds, options.codec)
-    document = _document(options, load, measured, pinned=bool(sender_within))
-    print(_table(measured))
-    print(_verdict(document, measured))
+    document = _document(options, command, load, measured, pinned=bool(sender_within))
+    report.say(_table(measured) + "\n")
+    report.say(_verdict(document, measured))
     return document
 
 
@@ -120,16 +141,18 @@ def _table(measured: Measured) -> str:
 
 
 def _document(
-    options: argparse.Namespace, load: float, measured: Measured, *, pinned: bool
-) -> dict[str, object]:
+    options: argparse.Namespace, command: str, load: float, measured: Measured, *, pinned: bool
+) -> dict[str, Any]:
     serial, pipelined = (measured.runs[arm] for arm in ARMS)
     ratio = ratios([run.wall_s for run in serial], [run.wall_s for run in pipelined])
     expected = Spread.of([run.wall_s / run.one_slot_s for run in serial])
     reached = ratios(ratio.runs, expected.runs)
-    quiet = load <= QUIET_LOAD
+    why = no_verdict(load, smoke=options.smoke)
     return {
         "benchmark": "pipeline",
-        "config": {key: value for key, value in vars(options).items() if key != "json"},
+        "date": date_text(),
+        "command": command,
+        "config": settings(options),
         "environment": environment(),
         "load_average": load,
         "pinned": pinned,
@@ -143,18 +166,19 @@ def _document(
         "most_alive": max(run.most_alive for run in pipelined),
         "target": TARGET,
         # No verdict from a busy machine, whose other programs take turns with both daemons.
-        "target_met": reached.median >= TARGET if quiet and not options.smoke else None,
+        "no_verdict": why,
+        "target_met": None if why else reached.median >= TARGET,
     }
 
 
-def _verdict(document: dict[str, object], measured: Measured) -> str:
+def _verdict(document: dict[str, Any], measured: Measured) -> str:
     def spread(name: str) -> str:
         value = document[name]
-        assert isinstance(value, dict), "it was a Spread"
         return Spread(value["median"], value["p25"], value["p75"], value["runs"]).text()
 
     items = len(measured.runs[ARMS[0]][0].prepare_s)
-    met = {True: "met", False: "MISSED", None: "no verdict"}[document["target_met"]]  # type: ignore[index]
+    why = document["no_verdict"]
+    met = f"no verdict: {why}" if why else "met" if document["target_met"] else "MISSED"
     return "\n".join(
         (
             f"serial / pipelined: {spread('serial_to_pipelined')} over {items} items; "

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Final
 
 from cachelink_bench.two_node.corpus import Corpus
-from cachelink_core.errors import InternalError
+from cachelink_core.errors import CacheLinkError, InternalError
 from cachelink_core.rpc.client import (
     Answered,
     Document,
@@ -164,12 +164,20 @@ def _check(arm: str, run: Run, answers: Sequence[Answered], expected: Sequence[A
 
 @contextmanager
 def _watching(receiver: ReceiverClient) -> Iterator[list[int]]:
-    """Asks the receiver all the time how many caches it holds or is getting."""
-    counts, ended = [0], threading.Event()
+    """Asks the receiver all the time how many caches it holds or is getting.
+
+    Raises:
+        CacheLinkError: it did not say.
+    """
+    counts, ended, failed = [0], threading.Event(), list[CacheLinkError]()
 
     def watch() -> None:
         while not ended.wait(_LOOK_S):
-            listing = receiver.caches()
+            try:
+                listing = receiver.caches()
+            except CacheLinkError as error:
+                failed.append(error)
+                return
             counts.append(len(listing.caches) + (listing.reserved_bytes > 0))
 
     watcher = threading.Thread(target=watch, name="watch-caches")
@@ -179,3 +187,5 @@ def _watching(receiver: ReceiverClient) -> Iterator[list[int]]:
     finally:
         ended.set()
         watcher.join()
+    if failed:
+        raise failed[0]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -54,6 +57,8 @@ def test_a_share_is_of_the_mean_of_the_runs_of_iperf3_around_it():
 def test_a_verdict_needs_a_quiet_machine_and_a_plain_copy_gets_none():
     quiet = {row.plane: row.verdict for row in make_rows(CASES["1gbit"], measured(0.2))}
     assert quiet == {"grpc": "MISSED", "tcp": "met", "socket": "-"}
+    met = {row.plane: row.met for row in make_rows(CASES["1gbit"], measured(0.2))}
+    assert met == {"grpc": False, "tcp": True, "socket": None}
     busy = {row.plane: row.verdict for row in make_rows(CASES["1gbit"], measured(0.51))}
     assert busy["grpc"] == busy["tcp"] == "none: NOT QUIET, load 0.51"
     smoke = make_rows(SMOKE, measured(0.2))
@@ -119,8 +124,9 @@ def test_socket_buffers_are_raised_within_the_link_only(clean):
 @pytest.mark.slow
 @needs_link
 def test_a_smoke_run_moves_a_cache_by_both_planes(clean, tmp_path, capsys):
-    out = tmp_path / "link.json"
-    assert bench.main(["link", "--smoke", "--json", str(out)]) == 0
+    out, page = tmp_path / "link.json", tmp_path / "link.md"
+    places = ("--json", str(out), "--markdown", str(page))
+    assert bench.main(["link", "--smoke", *places]) == 0
     document = json.loads(out.read_text())
     (case,) = document["cases"].values()
     (moved,) = [each["moved"] for each in case["rounds"]]
@@ -134,7 +140,37 @@ def test_a_smoke_run_moves_a_cache_by_both_planes(clean, tmp_path, capsys):
     assert moved["grpc"]["allocate_s"] > 0
     assert moved["tcp"]["receiver_cpu_s"] > 0
     assert str(tmp_path) not in out.read_text()
-    assert "| smoke, tcp" in capsys.readouterr().out
+    assert document["command"] == "cachelink-bench link --smoke"
+    shown = capsys.readouterr().out
+    assert "| smoke, tcp" in shown
+    head = f"# Link\n\n{document['date']}, `{document['command']}`\n\n"
+    assert page.read_text() == head + shown
+
+
+@pytest.mark.slow
+@needs_link
+def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path):
+    parts = os.pathsep.join(filter(None, sys.path))
+    with subprocess.Popen(
+        [sys.executable, "-m", "cachelink_bench", "link", "--smoke"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": parts, "TMPDIR": str(tmp_path)},
+    ) as run:  # fmt: skip
+        try:
+            assert "warming up" in run.stderr.readline()
+            os.killpg(run.pid, signal.SIGINT)  # as a terminal does
+            assert run.stderr.read() == "cachelink-bench link: interrupted\n"
+            assert run.wait(30) == 130
+        finally:
+            run.kill()
+    assert own(run.pid) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    assert bench.main(["link", "--markdown", str(tmp_path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"cachelink-bench link: {tmp_path} cannot be written: Is a directory"
 
 
 def test_a_wrong_option_is_one_line(capsys):

@@ -119,6 +119,7 @@ class Caller:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=quiet,
+            process_group=0,  # Ctrl-C is for the parent, which ends it
         )
 
     def hold(self, order: Hold) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +18,17 @@ from cachelink_bench.link.cases import CASES, SMOKE, pick
 from cachelink_bench.link.hosts import PLANES, Plane
 from cachelink_bench.link.results import FORMAT, Document, conditions_text, make_rows, rows_text
 from cachelink_bench.link.rounds import Measured, measure
+from cachelink_bench.link.socket_pair import NAME as SOCKET
 from cachelink_bench.link.subjects import make_prefix
-from cachelink_bench.report import load_average, load_text
+from cachelink_bench.report import (
+    Report,
+    check_places,
+    command_line,
+    date_text,
+    load_average,
+    load_text,
+    strict_status,
+)
 from cachelink_core import logs
 from cachelink_core.cli.demo.daemons import ended_by_sigterm
 from cachelink_core.errors import CacheLinkError, ConfigError
@@ -33,30 +40,38 @@ def main(argv: Sequence[str]) -> int:
     """Runs the benchmark.
 
     Returns:
-        0; 1 for an error, or a missed target with ``--strict``; 2 for wrong arguments; 130 after
-        Ctrl-C.
+        0; 1 for an error, or with ``--strict`` unless every target was met; 2 for wrong arguments;
+        130 after Ctrl-C.
     """
     options = _parse(argv)
     logs.install("error", "console")
+    report = Report()
     try:
+        check_places(options.json, options.markdown)
         with ended_by_sigterm():
-            document = _run(options)
+            document = _run(options, command_line("link", argv), report)
     except CacheLinkError as error:
         print(f"cachelink-bench link: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        print("cachelink-bench link: interrupted", file=sys.stderr)
         return INTERRUPTED
     if options.json:
         encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
         options.json.write_bytes(encoded + b"\n")
-    missed = any(row.verdict == "MISSED" for row in document.rows)
-    return 1 if options.strict and missed else 0
+    report.write(options.markdown, "Link", document.date, document.command)
+    if not options.strict:
+        return 0
+    judged = [row for row in document.rows if row.plane != SOCKET]
+    why = next((row.verdict for row in judged if row.met is None), "")
+    return strict_status("link", [row.met for row in judged], why.removeprefix("none: "))
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="cachelink-bench link",
         description="How much of a link a handoff fills, beside iperf3.",
+        allow_abbrev=False,
     )
     parser.add_argument("--cases", default=",".join(CASES), help="default: %(default)s")
     parser.add_argument("--planes", default=",".join(PLANES), help="default: %(default)s")
@@ -67,8 +82,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         help="wait at most so long for a quiet machine before a case's first round",
     )  # fmt: skip
     parser.add_argument("--smoke", action="store_true", help="one round of a tiny cache")
-    parser.add_argument("--strict", action="store_true", help="exit 1 if a target is missed")
+    parser.add_argument("--strict", action="store_true", help="exit 1 unless every target is met")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
     return parser.parse_args(argv)
 
 
@@ -80,12 +96,13 @@ def _planes(text: str) -> tuple[Plane, ...]:
     return tuple(plane for plane in PLANES if plane in wanted)
 
 
-def _run(options: argparse.Namespace) -> Document:
+def _run(options: argparse.Namespace, command: str, report: Report) -> Document:
+    """Measures and prints; returns the document."""
     load = load_average()
     cases = (SMOKE,) if options.smoke else pick(options.cases, options.rounds)
     planes = _planes(options.planes)
     check_tools()
-    print(load_text(load), flush=True)
+    report.say(load_text(load))
     measured: dict[str, Measured] = {}
     with tempfile.TemporaryDirectory(prefix="cachelink-link-models-") as scratch:
         for case in cases:
@@ -100,26 +117,16 @@ def _run(options: argparse.Namespace) -> Document:
                 load_before=load,
             )
     rows = [row for case in cases for row in make_rows(case, measured[case.name])]
-    print(f"{conditions_text(measured)}\n\n{rows_text(rows)}", flush=True)
+    report.say(f"{conditions_text(measured)}\n\n{rows_text(rows)}")
     return Document(
         format=FORMAT,
-        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        command=_command(options),
+        date=date_text(),
+        command=command,
         environment=environment(),
         planes=planes,
         cases=measured,
         rows=tuple(rows),
     )
-
-
-def _command(options: argparse.Namespace) -> str:
-    """What makes the same runs; where the result went is nobody's business."""
-    if options.smoke:
-        return "cachelink-bench link --smoke"
-    names = ("cases", "planes", "model", "rounds", "settle")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    words = (word for name, value in given.items() for word in (f"--{name}", str(value)))
-    return shlex.join(["cachelink-bench", "link", *words])
 
 
 def _kept() -> Path:

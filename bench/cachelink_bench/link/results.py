@@ -13,6 +13,7 @@ from cachelink_bench.report import QUIET_LOAD, table
 from cachelink_bench.statistics import Spread
 
 FORMAT = "cachelink link 1"
+MET, MISSED = "met", "MISSED"
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -45,6 +46,11 @@ class Row(msgspec.Struct, frozen=True):
     receiver_cpu_s_per_gb: Spread
     target: float
     verdict: str
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target was reached; None without a verdict."""
+        return {MET: True, MISSED: False}.get(self.verdict)
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -103,7 +109,7 @@ def _verdict(case: Case, plane: str, share: Spread, load: float) -> str:
         return "none: a smoke run"
     if load > QUIET_LOAD:
         return f"none: NOT QUIET, load {load:.2f}"
-    return "met" if share.median >= case.target else "MISSED"
+    return MET if share.median >= case.target else MISSED
 
 
 def rows_text(rows: Sequence[Row]) -> str:

@@ -81,6 +81,7 @@ class SocketPair:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            process_group=0,  # Ctrl-C is for the parent, which ends it
         )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cachelink_bench.overlap.figures import figures, make_rows, typical
+from cachelink_bench.overlap.figures import figures, make_rows, make_verdicts, typical
 from cachelink_bench.overlap.measure import rounded
-from cachelink_bench.overlap.tables import rows_text, verdict_text
+from cachelink_bench.overlap.tables import rows_text, verdicts_text
 from cachelink_bench.overlap.task import Run
 from cachelink_core.rpc.types import Receipt, Timeline
 
@@ -64,33 +64,45 @@ def test_translation_can_be_the_slowest_stage_and_only_counts_for_another_model(
     assert figures(runs, mapped=False).floor_s == 4.0
 
 
-@pytest.mark.parametrize(
-    ("late_s", "said"), [(0.0, "met"), (0.3, "MISSED by native at 1"), (3.0, "MISSED")]
-)
-def test_the_verdict_is_of_the_median_and_quiet_machines_only(late_s, said):
+@pytest.mark.parametrize(("late_s", "missed"), [(0.0, 0), (0.3, 1), (3.0, 3)])
+def test_a_verdict_is_of_the_median_and_of_quiet_machines_only(late_s, missed):
     runs = [
         run
         for number in range(3)
         for run in ways(2.0, 4.0 - RESERVE_S + 0.5 + late_s, number).values()
     ]
     rows = make_rows(runs, mapped=())
-    assert [row.target for row in rows] == ["tail_blocks"]
-    assert said in verdict_text(rows, load=0.1)
-    assert "no verdict" in verdict_text(rows, load=0.6)
+    judged = make_verdicts(rows, "")
+    assert [verdict.figure for verdict in judged] == ["over_floor", "tail_blocks", "entry_blocks"]
+    assert [verdict.met for verdict in judged].count(False) == missed
+    assert verdicts_text(judged, "").count("MISSED") == missed
+    busy = make_verdicts(rows, "NOT QUIET")
+    assert [verdict.met for verdict in busy] == [None] * 3
+    assert verdicts_text(busy, "NOT QUIET").count("no verdict: NOT QUIET") == 3
     assert "2.00" in rows_text(rows)
 
 
-def test_rows_are_sorted_from_slow_links_to_fast_ones_and_judged_by_what_applies():
+def test_rows_are_sorted_from_slow_links_to_fast_ones_and_judged_by_the_ratio_aimed_at():
     runs = [
         msgspec.structs.replace(run, ratio=ratio)
-        for ratio, link_s in ((2.0, 2.0), (0.5, 8.0))
+        # At 1 the measured link is slower than the prefill by noise.
+        for ratio, link_s in ((2.0, 2.0), (1.0, 4.1), (0.5, 8.0))
         for run in ways(link_s, 9.0 - RESERVE_S).values()
     ]
     rows = make_rows(runs, mapped=())
-    assert [(row.ratio, row.target) for row in rows] == [
-        (0.5, "entry_blocks"),
-        (2.0, "tail_blocks"),
+    both = ("over_floor", "tail_blocks", "entry_blocks")
+    assert [(row.ratio, row.applying) for row in rows] == [
+        (0.5, ("over_floor", "entry_blocks")),
+        (1.0, both),
+        (2.0, both),
     ]
+    judged = make_verdicts(rows, "")
+    assert len(judged) == 3 * 3, "the tail after the last block too, where it does not count"
+    (left,) = [verdict for verdict in judged if not verdict.applies]
+    assert (left.ratio, left.figure, left.met) == (0.5, "tail_blocks", False)
+    line = verdicts_text([left], "")
+    assert line.startswith("native at 0.5: blocks after the last one was prefilled: 2.5")
+    assert line.endswith("MISSED, does not count: the link is slower than the prefill")
 
 
 def test_the_typical_handoff_is_the_median_at_the_ratio_nearest_to_one():

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -19,11 +17,20 @@ from cachelink_bench.emulation.namespaces import EmulatedLink, emulated_link
 from cachelink_bench.emulation.spec import parse_link
 from cachelink_bench.emulation.system_commands import check_tools
 from cachelink_bench.environment import environment
-from cachelink_bench.overlap.figures import Row, make_rows, typical
+from cachelink_bench.overlap.figures import Row, Verdict, make_rows, make_verdicts, typical
 from cachelink_bench.overlap.nodes import OVERLAP_DAEMONS, SERIAL_DAEMONS, Cores, pinned_nodes
-from cachelink_bench.overlap.tables import LEGEND, rows_text, verdict_text
-from cachelink_bench.overlap.task import Case, Measured, Nodes, Run, Task
-from cachelink_bench.report import load_average, load_text
+from cachelink_bench.overlap.tables import LEGEND, rows_text, verdicts_text
+from cachelink_bench.overlap.task import Case, Failed, Measured, Nodes, Run, Task
+from cachelink_bench.report import (
+    Report,
+    check_places,
+    command_line,
+    date_text,
+    load_average,
+    load_text,
+    no_verdict,
+    strict_status,
+)
 from cachelink_core import limits, logs, texts
 from cachelink_core.atomic_write import new_file
 from cachelink_core.cli.demo.daemons import ended_by_sigterm
@@ -57,6 +64,8 @@ class Document(msgspec.Struct, frozen=True):
         cores: of the sender's side and of the receiver's.
         environment: versions and machine.
         load_average: at the start.
+        no_verdict: why nothing is said about targets; empty if something is.
+        verdicts: each figure that has a target, of every row.
         prefill_s: alone, before the rounds; the rates follow from it.
         rows: one a case and ratio.
         runs: every call.
@@ -71,6 +80,8 @@ class Document(msgspec.Struct, frozen=True):
     cores: tuple[int, int]
     environment: dict[str, object]
     load_average: float
+    no_verdict: str
+    verdicts: tuple[Verdict, ...]
     prefill_s: float
     rows: tuple[Row, ...]
     runs: tuple[Run, ...]
@@ -80,30 +91,39 @@ def main(argv: Sequence[str]) -> int:
     """Runs the benchmark.
 
     Returns:
-        0; 1 for an error; 2 for wrong arguments; 130 after Ctrl-C.
+        0; 1 for an error, or with ``--strict`` unless every target was met; 2 for wrong arguments;
+        130 after Ctrl-C.
     """
     options = _parse(argv)
     logs.install("error", "console")
+    report = Report()
     try:
+        check_places(options.json, options.markdown, *_drawn(options.timeline))
         with ended_by_sigterm():
-            document = _run(options, f"cachelink-bench overlap {shlex.join(argv)}")
+            document = _run(options, command_line("overlap", argv), report)
     except CacheLinkError as error:
         print(f"cachelink-bench overlap: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        print("cachelink-bench overlap: interrupted", file=sys.stderr)
         return _INTERRUPTED
     if options.timeline:
         _draw(options.timeline, document.runs)
+    report.write(options.markdown, "Overlap", document.date, document.command)
     if options.json:
         with new_file(options.json) as aside:
             aside.write_bytes(msgspec.json.encode(document) + b"\n")
-    return 0
+    if not options.strict:
+        return 0
+    met = [verdict.met for verdict in document.verdicts if verdict.applies]
+    return strict_status("overlap", met, document.no_verdict)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="cachelink-bench overlap",
         description="Hands prefixes over while they are prefilled, on emulated links. Needs root.",
+        allow_abbrev=False,
     )
     parser.add_argument("--model", default="demo", help="folder of a Llama or Qwen (demo: SmolLM2)")
     parser.add_argument("--tokens", type=int, default=3072, help="of the prefix")
@@ -115,11 +135,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--plane", choices=("grpc", "tcp"), default="", help="default: the daemons'"
     )
     parser.add_argument("--smoke", action="store_true", help="one short round")
+    parser.add_argument("--strict", action="store_true", help="exit 1 unless every target is met")
     parser.add_argument(
         "--timeline", type=Path, metavar="BASE",
         help="write BASE.json and BASE.png: a typical handoff of the first case, link as the prefill",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
     options = parser.parse_args(argv)
     if options.smoke:
         vars(options).update(_SMOKE)
@@ -147,22 +169,26 @@ def _ratio(text: str) -> float:
     return ratio
 
 
-def _run(options: argparse.Namespace, command: str) -> Document:
+def _run(options: argparse.Namespace, command: str, report: Report) -> Document:
     """Measures and prints."""
     load = load_average()
     check_tools()
     cores = Cores.pick()
     set_threads(1)
-    print(load_text(load), flush=True)
+    report.say(load_text(load))
     with tempfile.TemporaryDirectory(prefix="cachelink-overlap-") as folder:
         measured = _measured(options, cores, Path(folder))
     rows = make_rows(measured.runs, [case.name for case in options.cases if case.mapper])
-    print(f"{options.model}, {options.tokens} tokens in blocks of {options.block_tokens}; sender's "
-          f"side on core {cores.sender}, receiver's on core {cores.receiver}\n")  # fmt: skip
-    print(f"{rows_text(rows)}\n\n{LEGEND}\n\n{verdict_text(rows, load)}")
+    why = no_verdict(load, smoke=options.smoke)
+    verdicts = make_verdicts(rows, why)
+    report.say(
+        f"{options.model}, {options.tokens} tokens in blocks of {options.block_tokens}; sender's "
+        f"side on core {cores.sender}, receiver's on core {cores.receiver}\n"
+    )
+    report.say(f"{rows_text(rows)}\n\n{LEGEND}\n\n{verdicts_text(verdicts, why)}")
     return Document(
         format=FORMAT,
-        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        date=date_text(),
         command=command,
         model=options.model,
         tokens=options.tokens,
@@ -170,16 +196,25 @@ def _run(options: argparse.Namespace, command: str) -> Document:
         cores=(cores.sender, cores.receiver),
         environment=environment(),
         load_average=load,
+        no_verdict=why,
+        verdicts=verdicts,
         prefill_s=measured.prefill_s,
         rows=rows,
         runs=measured.runs,
     )
 
 
+def _drawn(base: Path | None) -> tuple[Path, ...]:
+    """Files of a timeline: the trace and the picture."""
+    if base is None:
+        return ()
+    return base.with_name(f"{base.name}.json"), base.with_name(f"{base.name}.png")
+
+
 def _draw(base: Path, runs: Sequence[Run]) -> None:
-    receipt = typical(runs)
-    write_trace(receipt, base.with_name(f"{base.name}.json"))
-    draw_timeline(receipt, base.with_name(f"{base.name}.png"))
+    receipt, (trace, picture) = typical(runs), _drawn(base)
+    write_trace(receipt, trace)
+    draw_timeline(receipt, picture)
 
 
 def _measured(options: argparse.Namespace, cores: Cores, folder: Path) -> Measured:
@@ -193,11 +228,18 @@ def _measured(options: argparse.Namespace, cores: Cores, folder: Path) -> Measur
         task = Task(link, *both, options.cases, options.ratios, ids, options.rounds)
         command = [*link.within("sender"), sys.executable, "-m", "cachelink_bench.overlap.measure"]
         done = subprocess.run(
-            command, input=msgspec.json.encode(task), stdout=subprocess.PIPE, check=False
+            command,
+            input=msgspec.json.encode(task),
+            stdout=subprocess.PIPE,
+            check=False,
+            process_group=0,  # Ctrl-C is for the parent, which ends it
         )
         if done.returncode:
             raise InternalError(f"the measuring process ended with {done.returncode}")
-    return msgspec.json.decode(done.stdout, type=Measured)
+        said: Measured | Failed = msgspec.json.decode(done.stdout, type=Measured | Failed)
+        if isinstance(said, Failed):
+            raise InternalError(said.message)
+    return said
 
 
 def _prepare(

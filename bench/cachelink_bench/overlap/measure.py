@@ -12,7 +12,8 @@ import msgspec
 
 from cachelink_bench.emulation.namespaces import set_rate
 from cachelink_bench.emulation.spec import MIN_RATE_BITS, LinkSpec
-from cachelink_bench.overlap.task import Case, Measured, Nodes, Run, Task, Way
+from cachelink_bench.order_process import die_with_parent
+from cachelink_bench.overlap.task import Case, Failed, Measured, Nodes, Run, Task, Way
 from cachelink_core.errors import CacheLinkError, InternalError
 from cachelink_core.rpc.client import HeldCache, Receipt, ReceiverClient, SenderClient, TokenIds
 from cachelink_core.rpc.types import Timeline
@@ -143,15 +144,16 @@ def rounded(receipt: Receipt) -> Receipt:
 
 
 def main() -> int:
-    """Runs the task on standard input; what was measured goes to standard output."""
+    """Runs the task on standard input; what was measured, or the error, goes to standard output."""
+    die_with_parent()
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
+    said: Measured | Failed
     try:
         with ExitStack() as stack:
-            measured = Measurement(task, stack).run()
+            said = Measurement(task, stack).run()
     except CacheLinkError as error:
-        print(f"cachelink-bench overlap: {error}", file=sys.stderr)
-        return 1
-    sys.stdout.buffer.write(msgspec.json.encode(measured))
+        said = Failed(str(error))
+    sys.stdout.buffer.write(msgspec.json.encode(said))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -42,11 +43,13 @@ class Cores:
         """The first two that this process may use.
 
         Raises:
-            ConfigError: there is only one.
+            ConfigError: there is only one, or nothing to pin processes with.
         """
         cores = sorted(os.sched_getaffinity(0))
         if len(cores) < 2:
             raise ConfigError("overlap needs two cores, one for each side; this machine has one")
+        if shutil.which("taskset") is None:
+            raise ConfigError("overlap needs taskset, which is not here (Debian: util-linux)")
         return cls(cores[0], cores[1])
 
     def of(self, side: Side) -> int:

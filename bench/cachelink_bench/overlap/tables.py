@@ -1,12 +1,12 @@
-"""The result as text, and as one document."""
+"""The result as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from cachelink_bench.overlap.figures import TAIL_TARGET, TOTAL_TARGET, Row
-from cachelink_bench.report import QUIET_LOAD, table
+from cachelink_bench.overlap.figures import TAIL_TARGET, TOTAL_TARGET, Row, Verdict
+from cachelink_bench.report import table
 
 _HEADER: Final = (
     "handoff", "prefill ÷ link", "Mb/s", "prefill s", "link s", "translate s", "serial s",
@@ -17,9 +17,16 @@ LEGEND: Final = f"""\
 Medians (quartiles). *prefill*, *link*: each alone, in the same round. *streamed*: begin of the prefill
 to the receipt; *serial*: the same, one stage after another. *total*: (streamed − one block's link time)
 ÷ the slowest stage alone, at most {TOTAL_TARGET:g}. *after last block*: Installed − last block
-prefilled, in blocks of link time, at most {TAIL_TARGET:g}; where the link is slower than the prefill it
-still holds blocks back then, and the target is for *after its entry*, which counts from the moment at
-which the last block could enter the link. The target that counts is marked *."""
+prefilled, in blocks of link time, at most {TAIL_TARGET:g}. *after its entry*: the same from the moment at
+which the last block could enter the link, all blocks before it through, at most {TAIL_TARGET:g}. A link
+that was made slower than the prefill still holds blocks back when the last one is prefilled: there only
+the latter counts. Targets that count are marked *."""
+
+_WORDS: Final = {
+    "over_floor": "(total − a block) ÷ slowest stage",
+    "tail_blocks": "blocks after the last one was prefilled",
+    "entry_blocks": "blocks after the last one could enter the link",
+}
 
 
 def rows_text(rows: Sequence[Row]) -> str:
@@ -27,13 +34,23 @@ def rows_text(rows: Sequence[Row]) -> str:
     return table(_HEADER, [_cells(row) for row in rows])
 
 
-def verdict_text(rows: Sequence[Row], load: float) -> str:
-    """One line: whether the targets are met, or why nothing is said."""
-    if load > QUIET_LOAD:
-        return f"NOT QUIET (load average {load:.2f} at the start): no verdict"
-    missed = [f"{row.case} at {row.ratio:g}" for row in rows if not row.met]
-    targets = f"total ≤ {TOTAL_TARGET:g} and tail ≤ {TAIL_TARGET:g} blocks"
-    return f"targets: {targets}: " + (f"MISSED by {', '.join(missed)}" if missed else "met")
+def verdicts_text(verdicts: Sequence[Verdict], why: str) -> str:
+    """A line each.
+
+    Args:
+        verdicts: of all rows.
+        why: there is no verdict; empty if there is one.
+    """
+    return "\n".join(_line(verdict, why) for verdict in verdicts)
+
+
+def _line(verdict: Verdict, why: str) -> str:
+    word = f"no verdict: {why}" if why else "met" if verdict.met else "MISSED"
+    rest = "" if verdict.applies else ", does not count: the link is slower than the prefill"
+    return (
+        f"{verdict.case} at {verdict.ratio:g}: {_WORDS[verdict.figure]}: {verdict.value:.3f}, "
+        f"target at most {verdict.target:g}: {word}{rest}"
+    )
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -46,10 +63,9 @@ def _cells(row: Row) -> tuple[str, ...]:
         *(f"{spreads[name].median:.3f}" for name in ("prefill_s", "link_s")),
         f"{translate:.3f}" if translate else "–",
         *(f"{spreads[name].median:.3f}" for name in ("serial_s", "total_s")),
-        spreads["over_floor"].text(digits=3),
         *(
-            spreads[name].text() + (" *" if name == row.target else "")
-            for name in ("tail_blocks", "entry_blocks")
+            spreads[name].text(digits=digits) + (" *" if name in row.applying else "")
+            for name, digits in (("over_floor", 3), ("tail_blocks", 2), ("entry_blocks", 2))
         ),
         spreads["speed_up"].text(),
     )

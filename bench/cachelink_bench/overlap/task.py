@@ -77,7 +77,7 @@ class Run(msgspec.Struct, frozen=True):
     receipt: Receipt
 
 
-class Measured(msgspec.Struct, frozen=True):
+class Measured(msgspec.Struct, frozen=True, tag=True):
     """What the measuring process says in the end.
 
     Attributes:
@@ -87,3 +87,13 @@ class Measured(msgspec.Struct, frozen=True):
 
     prefill_s: float
     runs: tuple[Run, ...]
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """What it says instead when it failed.
+
+    Attributes:
+        message: of the error.
+    """
+
+    message: str

@@ -28,10 +28,11 @@ def test_a_smoke_run_is_plausible(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     out = tmp_path / "memory.json"
     argv = ["memory", "--smoke", "--cache-dir", str(tmp_path / "models"), "--json", str(out)]
-    assert bench.main(argv) == 0
+    assert bench.main([*argv, "--strict"]) == 1, "the cache is too small for a verdict"
     document = json.loads(out.read_text())
     assert document["format"] == "cachelink-memory-1"
     assert document["target_met"] is None
+    assert document["command"] == "cachelink-bench memory --smoke --strict"
     assert "no verdict: it takes a cache of 500 MB" in capsys.readouterr().out
     (sample,) = document["samples"]
     held = (SMOKE.tokens + limits.DEFAULT_HEADROOM_TOKENS) * SMOKE.sender.token_bytes

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -16,7 +14,15 @@ from cachelink_bench.memory.cases import FULL, SMOKE, Case, Size, make_cases
 from cachelink_bench.memory.measure import Sample, measure
 from cachelink_bench.memory.models import make_models
 from cachelink_bench.memory.report import Row, make_rows, rows_text, verdict_text
-from cachelink_bench.report import load_average, load_text
+from cachelink_bench.report import (
+    Report,
+    check_places,
+    command_line,
+    date_text,
+    load_average,
+    load_text,
+    strict_status,
+)
 from cachelink_bench.two_node.parts import bench_folder
 from cachelink_core import logs
 from cachelink_core.atomic_write import new_file
@@ -61,27 +67,37 @@ def main(argv: Sequence[str]) -> int:
     """Runs the benchmark.
 
     Returns:
-        0; 1 for an error, or a missed target with ``--strict``; 2 for wrong arguments; 130 after
-        Ctrl-C.
+        0; 1 for an error, or with ``--strict`` unless every target was met; 2 for wrong arguments;
+        130 after Ctrl-C.
     """
     options = _parse(argv)
     logs.install("error", "console")
+    report = Report()
     try:
+        check_places(options.json, options.markdown)
         with ended_by_sigterm():
-            document = _run(options, f"cachelink-bench memory {shlex.join(argv)}")
+            document = _run(options, command_line("memory", argv), report)
     except CacheLinkError as error:
         print(f"cachelink-bench memory: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("cachelink-bench memory: interrupted", file=sys.stderr)
         return _INTERRUPTED
-    return 1 if options.strict and document.target_met is False else 0
+    if options.json:
+        with new_file(options.json) as aside:
+            encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
+            aside.write_bytes(encoded + b"\n")
+    report.write(options.markdown, "Memory of a handoff", document.date, document.command)
+    if not options.strict:
+        return 0
+    return strict_status("memory", [row.met for row in document.rows], "the cache is too small")
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="cachelink-bench memory",
         description="Peak memory of both daemons during a handoff, above models and caches.",
+        allow_abbrev=False,
     )
     parser.add_argument("--codecs", default="native,native+zstd,int8,int4")
     parser.add_argument("--planes", default="tcp,grpc", help="data planes")
@@ -102,7 +118,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         help="of the models, 250 MB (default: in the user's cache folder)",
     )
     parser.add_argument("--smoke", action="store_true", help="a small cache, int4, one round")
-    parser.add_argument("--strict", action="store_true", help="exit 1 if a target is missed")
+    parser.add_argument("--strict", action="store_true", help="exit 1 unless every target is met")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
     options = parser.parse_args(argv)
@@ -112,14 +128,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _run(options: argparse.Namespace, command: str) -> Document:
-    load, lines = load_average(), list[str]()
+def _run(options: argparse.Namespace, command: str, report: Report) -> Document:
+    """Measures and prints; returns the document."""
+    load, say = load_average(), report.say
     size, cases, rounds = _plan(options)
-
-    def say(text: str) -> None:
-        print(text, flush=True)
-        lines.append(text)
-
     say(f"{load_text(load)}; memory does not depend on it\n")
     say(
         f"wide-KV model, {size.tokens} tokens, cache {size.cache_bytes / 1e6:.0f} MB, block "
@@ -133,9 +145,9 @@ def _run(options: argparse.Namespace, command: str) -> Document:
     say(rows_text(rows, size) + "\n")
     say(verdict_text(rows))
     judged = [row.met for row in rows if row.met is not None]
-    document = Document(
+    return Document(
         format=FORMAT,
-        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        date=date_text(),
         command=command,
         size=size,
         rounds=rounds,
@@ -146,8 +158,6 @@ def _run(options: argparse.Namespace, command: str) -> Document:
         samples=samples,
         target_met=all(judged) if judged else None,
     )
-    _write(options, document, lines)
-    return document
 
 
 def _plan(options: argparse.Namespace) -> tuple[Size, tuple[Case, ...], int]:
@@ -174,13 +184,3 @@ def _samples(
                 file=sys.stderr,
             )
     return tuple(samples)
-
-
-def _write(options: argparse.Namespace, document: Document, lines: Sequence[str]) -> None:
-    if options.json:
-        with new_file(options.json) as aside:
-            encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
-            aside.write_bytes(encoded + b"\n")
-    if options.markdown:
-        head = [f"# Memory of a handoff\n\n{document.date}, `{document.command}`\n"]
-        options.markdown.write_text("\n".join([*head, *lines]) + "\n", encoding="utf-8")

@@ -4,31 +4,40 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import platformdirs
 import torch
 
 from cachelink_bench.capture import captured
-from cachelink_bench.codec_speed.figures import Row, Verdict, make_row, rows_table, verdicts
+from cachelink_bench.codec_speed.figures import Row, make_row, rows_table, verdicts
 from cachelink_bench.codec_speed.measure import Arm, Sample, Subject, arms, memcpy_s, prepare
 from cachelink_bench.environment import environment
-from cachelink_bench.report import QUIET_LOAD, load_average, load_text, write_json
+from cachelink_bench.report import (
+    Report,
+    check_places,
+    command_line,
+    date_text,
+    load_average,
+    load_text,
+    no_verdict,
+    strict_status,
+    write_json,
+)
 from cachelink_bench.statistics import Spread
 from cachelink_core import limits, logs
 from cachelink_core.codec_spec import CODECS
-from cachelink_core.codecs.compiled import CompiledKernels
+from cachelink_core.codecs.compiled import CompiledKernels, missing_compiler
 from cachelink_core.codecs.kernels import Kernels
 from cachelink_core.engine.compile_codecs import TOPS, compile_codecs
 from cachelink_core.engine.loading import load_engine, set_threads
-from cachelink_core.errors import CacheLinkError
+from cachelink_core.errors import CacheLinkError, ConfigError
 from cachelink_core.testing.wide_kv import wide_kv_folder
 
 SUBJECTS: Final = ("smollm2", "wide")
@@ -40,55 +49,75 @@ def main(argv: Sequence[str]) -> int:
     """Runs the benchmark.
 
     Returns:
-        0; 1 for an error, or a missed target with ``--strict``; 2 for wrong arguments.
+        0; 1 for an error, or with ``--strict`` unless every target was met; 2 for wrong arguments.
     """
     options = _parse(argv)
-    logs.install("error", "console")
-    load = load_average()
-    print(load_text(load), flush=True)
+    logs.install("warning", "console")
+    report = Report()
     try:
-        with _one_core(options.cpu), _fresh_compiler_cache():
-            found = [_run_subject(name, options) for name in options.subject]
+        check_places(options.json, options.markdown)
+        document = _run(options, command_line("codec-speed", argv), report)
     except CacheLinkError as error:
-        print(f"cachelink-bench codec-speed: {error}", file=sys.stderr)
+        print(f"cachelink-bench codec-speed: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
-    rows = [row for _, part, _ in found for row in part]
-    copies = {name: copy for name, (copy, _, _) in zip(options.subject, found, strict=True)}
-    print(rows_table(rows, copies))
-    seconds = {name: spent for name, (_, _, spent) in zip(options.subject, found, strict=True)}
-    for name, (first_s, again_s) in seconds.items():
-        print(f"{name}: compiled in {first_s:.1f} s, {again_s:.1f} s from the compiler's cache")
-    judged = verdicts(rows) if load <= QUIET_LOAD and not options.smoke else []
-    _print_verdicts(judged)
     if options.json:
-        document: dict[str, object] = {
-            "benchmark": "codec-speed",
-            "command": f"cachelink-bench codec-speed {shlex.join(argv)}",
-            "environment": environment(),
-            "load_average": load,
-            "compile_s": seconds,
-            "memcpy_gb_per_s": {name: asdict(copy) for name, copy in copies.items()},
-            "rows": [asdict(row) for row in rows],
-            "verdicts": [asdict(verdict) for verdict in judged],
-        }
-        write_json(Path(options.json), document)
-    return 1 if options.strict and any(not verdict.met for verdict in judged) else 0
+        write_json(options.json, document)
+    report.write(options.markdown, "Codec speed", document["date"], document["command"])
+    if not options.strict:
+        return 0
+    met = [verdict["met"] for verdict in document["verdicts"] if not verdict["goal"]]
+    return strict_status("codec-speed", met, document["no_verdict"])
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="cachelink-bench codec-speed", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="cachelink-bench codec-speed", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("--subject", action="append", choices=SUBJECTS, help="default: both")
     parser.add_argument("--model", default="demo", help="of smollm2: name, folder or GGUF file")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--cpu", type=int, default=max(os.sched_getaffinity(0)), help="to run on")
     parser.add_argument("--smoke", action="store_true", help="smollm2, eager, one round")
-    parser.add_argument("--strict", action="store_true", help="exit 1 if a target is missed")
-    parser.add_argument("--json", metavar="FILE", help="write the result")
+    parser.add_argument("--strict", action="store_true", help="exit 1 unless every target is met")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
     options = parser.parse_args(argv)
     options.subject = options.subject or list(SUBJECTS)
     if options.smoke:
         options.subject, options.rounds = ["smollm2"], 1
     return options
+
+
+def _run(options: argparse.Namespace, command: str, report: Report) -> dict[str, Any]:
+    """Measures and prints; returns the document."""
+    load = load_average()
+    report.say(load_text(load) + "\n")
+    if not options.smoke and (missing := missing_compiler(torch.device("cpu"))):
+        raise ConfigError(f"the codecs cannot be compiled here: {missing}")
+    with _one_core(options.cpu), _fresh_compiler_cache():
+        found = {name: _run_subject(name, options) for name in options.subject}
+    rows = [row for _, part, _ in found.values() for row in part]
+    copies = {name: copy for name, (copy, _, _) in found.items()}
+    report.say(rows_table(rows, copies) + "\n")
+    seconds = {name: spent for name, (_, _, spent) in found.items()}
+    for name, (first_s, again_s) in seconds.items():
+        again = f"{again_s:.1f} s from the compiler's cache"
+        report.say(f"{name}: compiled in {first_s:.1f} s, {again}")
+    judged, why = verdicts(rows), no_verdict(load, smoke=options.smoke)
+    for verdict in judged:
+        report.say(verdict.text(why))
+    return {
+        "benchmark": "codec-speed",
+        "date": date_text(),
+        "command": command,
+        "environment": environment(),
+        "load_average": load,
+        "compile_s": seconds,
+        "memcpy_gb_per_s": {name: asdict(copy) for name, copy in copies.items()},
+        "rows": [asdict(row) for row in rows],
+        "no_verdict": why,
+        "verdicts": [asdict(verdict) | {"met": None if why else verdict.met} for verdict in judged],
+    }
 
 
 def _run_subject(
@@ -123,11 +152,16 @@ def _load(name: str, model: str, *, smoke: bool) -> Subject:
 
 
 def _compiled(subject: Subject) -> tuple[Kernels, tuple[float, float]]:
-    """Kernels of both sides, and how long they took at first and again."""
+    """Kernels of both sides, and how long they took at first and again.
+
+    Raises:
+        ConfigError: they could not be compiled.
+    """
     engine = subject.engine
     seconds = [compile_codecs(engine, "compiled", ("sender", "receiver")) for _ in range(2)]
     kernels = engine.kernels
-    assert isinstance(kernels, CompiledKernels), "the log says why nothing was compiled"
+    if not isinstance(kernels, CompiledKernels):
+        raise ConfigError("the codecs could not be compiled: the warning above says why")
     for geometry in dict.fromkeys(subject.held.cache.layers):
         shape = geometry.kv_heads, subject.block_tokens, geometry.head_dim
         content = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -160,9 +194,3 @@ def _fresh_compiler_cache() -> Iterator[None]:
             del os.environ[_CACHE_VARIABLE]
             if before is not None:
                 os.environ[_CACHE_VARIABLE] = before
-
-
-def _print_verdicts(judged: Sequence[Verdict]) -> None:
-    for verdict in judged:
-        word = "met" if verdict.met else "MISSED"
-        print(f"{word}: {verdict.name}: {verdict.value:.2f} GB/s, at least {verdict.limit:g}")

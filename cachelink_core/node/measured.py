@@ -118,13 +118,15 @@ class SentSample:
         raw_bytes: before packing.
         wire_bytes: as sent.
         encode_s: encoding, packing, digests.
-        link_s: from the first frame to the receipt, without waiting for frames to send and without
-            the receiver's own tail.
+        link_s: the least that the link can have taken: from the first frame to the receipt, without
+            the receiver's own tail and without the waits for frames to send.
         fixed_s: Reserve, without allocation.
         allocate_s: at the receiver, on its clock.
         load_s: verifying, decoding and re-rotating at the receiver, on its clock.
         map_s: translating there; 0 for a cache of the same model.
         total_s: from the first frame to the receipt.
+        link_most_s: the most that it can have taken: ``link_s`` with those waits, during which it may
+            still have carried what was sent before.
     """
 
     codec: str
@@ -139,6 +141,7 @@ class SentSample:
     load_s: float
     map_s: float
     total_s: float
+    link_most_s: float = 0.0
 
 
 @dataclass
@@ -180,7 +183,7 @@ class Measured:
         weight = sample.native_bytes
         self._note(f"encode:{sample.codec}", sample.native_bytes, sample.encode_s, weight)
         self._note(f"packed:{sample.codec}", sample.wire_bytes, sample.raw_bytes, weight)
-        self._note(f"{peer}/{readings.LINK}", sample.wire_bytes, sample.link_s, sample.wire_bytes)
+        self._note_link(f"{peer}/{readings.LINK}", sample)
         self._note(f"{peer}/{readings.FIXED}", sample.fixed_s, 1.0, _QUEUE_SAMPLE)
         self._note(f"{peer}/{readings.TRANSFER}", sample.total_s, 1.0, _QUEUE_SAMPLE)
         self._note(f"{peer}/{readings.ALLOCATE}", sample.native_bytes, sample.allocate_s, weight)
@@ -188,6 +191,21 @@ class Measured:
         if sample.map_s > 0.0:
             name = f"{peer}/{readings.MAP_TOKEN}"
             self._note(name, sample.map_s, sample.tokens, sample.tokens)
+
+    def _note_link(self, name: str, sample: SentSample) -> None:
+        """Notes a link's rate as far as the handoff tells it.
+
+        A handoff that waited for its encoder bounds the time from both sides only. What is known
+        already stays if it lies between; else the nearer bound counts. A socket's buffer makes the lower
+        bound useless for small handoffs: it takes their last megabytes at once.
+        """
+        most_s = max(sample.link_s, sample.link_most_s)
+        with self._lock:
+            known = self._ratios.get(name)
+            expected_s = sample.wire_bytes / known.value if known is not None else most_s
+        seconds = min(max(expected_s, sample.link_s), most_s)
+        if known is None or seconds != expected_s:
+            self._note(name, sample.wire_bytes, seconds, sample.wire_bytes)
 
     def snapshot(self) -> tuple[Measurement, ...]:
         """Every reading as of now, by name."""

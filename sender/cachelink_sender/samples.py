@@ -19,8 +19,8 @@ def sent_sample(
 ) -> SentSample:
     """Takes a finished handoff apart into the planner's stages.
 
-    The link's time is what is left of the stream's when the waits for frames (prefill, encoding) and
-    the receiver's own tail are taken away; its clock is not subtracted from ours, only its durations.
+    The link's time lies between the stream's without the receiver's own tail, and that without the waits
+    for frames (prefill, encoding) too; the receiver's clock is not subtracted from ours, only its durations.
 
     Args:
         header: as reserved.
@@ -47,4 +47,5 @@ def sent_sample(
         load_s=pushed.load_busy_s + (0.0 if mapped else pushed.transform_s),
         map_s=pushed.transform_s if mapped else 0.0,
         total_s=total_s,
+        link_most_s=max(0.0, total_s - pushed.tail_s),
     )

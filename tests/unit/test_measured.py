@@ -70,6 +70,28 @@ def test_the_latest_counts_most_and_receivers_are_kept_apart():
     assert found["near/link"] == pytest.approx(1e9)
 
 
+def test_a_handoff_that_waited_for_its_encoder_bounds_the_link_only():
+    measured = Measured()
+    measured.sent("far", sample(link_s=0.9, link_most_s=0.9))
+    # 9 MB took between 0.1 and 1.2 s: the 10 MB/s that are known lie between.
+    for _ in range(20):
+        measured.sent("far", sample(link_s=0.1, link_most_s=1.2))
+    assert values(measured)["far/link"] == pytest.approx(1e7)
+    # It cannot have taken less than 1.8 s: the link has become slower. Nor more than 0.3: faster.
+    for _ in range(20):
+        measured.sent("far", sample(link_s=1.8, link_most_s=2.0))
+    assert values(measured)["far/link"] == pytest.approx(5e6, rel=0.01)
+    for _ in range(20):
+        measured.sent("far", sample(link_s=0.01, link_most_s=0.3))
+    assert values(measured)["far/link"] == pytest.approx(3e7, rel=0.01)
+
+
+def test_of_an_unknown_link_the_slower_bound_is_taken():
+    measured = Measured()
+    measured.sent("far", sample(link_s=0.1, link_most_s=0.9))
+    assert values(measured)["far/link"] == pytest.approx(1e7)
+
+
 def test_a_small_transfer_says_little_about_the_link():
     measured = Measured()
     measured.sent("far", sample())

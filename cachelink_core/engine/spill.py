@@ -26,6 +26,7 @@ from torch import Tensor
 from cachelink_core.atomic_write import new_file
 from cachelink_core.codec_spec import DType, TensorKind
 from cachelink_core.errors import ChecksumMismatch, CorruptChunk, ManifestError
+from cachelink_core.identity import ModelIdentity
 from cachelink_core.kv.prefix_cache import TORCH_DTYPES, PrefixCache
 from cachelink_core.manifest import Header, decode_header
 
@@ -129,6 +130,15 @@ def load_cache(path: Path, *, headroom: int, device: torch.device | str = "cpu")
     return Spilled(header, seal, cache)
 
 
+def _shown(value: object) -> str:
+    """A value in a message; what is long by its digest."""
+    if isinstance(value, ModelIdentity):
+        return value.digest()[:16]
+    if isinstance(value, bytes):
+        return f"{len(value) // 4} ids of digest {blake3(value).hexdigest()[:16]}"
+    return str(value)
+
+
 def restore_cache(path: Path, expected: Header, cache: PrefixCache) -> None:
     """Reads a file into a cache that is there, and checks every byte of it.
 
@@ -148,8 +158,11 @@ def restore_cache(path: Path, expected: Header, cache: PrefixCache) -> None:
     with _opened(path) as reader:
         header = decode_header(_manifest_bytes(reader, _HEADER))
         for field in ("identity", "token_ids", "block_tokens", "codec"):
-            if getattr(header, field) != getattr(expected, field):
-                raise CorruptChunk(f"{path}: its {field} is not that of the wanted prefix")
+            found, wanted = getattr(header, field), getattr(expected, field)
+            if found != wanted:
+                raise CorruptChunk(
+                    f"{path}: its {field} is {_shown(found)}; wanted is {_shown(wanted)}"
+                )
         whole = _check_shapes(reader, header)
         _fill(reader, header, cache, whole=whole)
 

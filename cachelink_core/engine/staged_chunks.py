@@ -140,7 +140,9 @@ class StagedDecoder:
             shape = layer.kv_heads, piece.stop - piece.start, layer.head_dim
             part = data[piece.offset : piece.offset + piece.length].data
             if fault := self._codec.fault(part, piece.kind, piece.start, shape):
-                raise CorruptChunk(f"{piece.kind} slice at position {piece.start}: {fault}")
+                raise CorruptChunk(
+                    f"layer {piece.layer}, {piece.kind} slice at position {piece.start}: {fault}"
+                )
         upload = self._staging.upload(data)
         return Arrived(tuple(slices), upload.tensor, self._codec)
 

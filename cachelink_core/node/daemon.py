@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from cachelink_core import logs
+from cachelink_core import limits, logs
 from cachelink_core.config import DaemonConfig
 from cachelink_core.engine.base import Engine
 from cachelink_core.engine.compile_codecs import compile_codecs
@@ -83,7 +83,13 @@ class NodeDaemon(Generic[C]):
         engine = self._engine or self._load()
         self.readiness.done("model")
         self.metrics.codec_compile_seconds.set(
-            compile_codecs(engine, config.codecs.backend, [self.metrics.role])
+            compile_codecs(
+                engine,
+                config.codecs.backend,
+                [self.metrics.role],
+                # A receiver expects its senders to have the default.
+                block_tokens=getattr(config, "block_tokens", limits.DEFAULT_BLOCK_TOKENS),
+            )
         )
         took_s = self_check(engine)
         _log.info("self_check_passed", seconds=round(took_s, 3))

@@ -148,7 +148,7 @@ class HandoffStages:
             ours = self._uses[task.prefix].ours
             if receipt.cache_id and not receipt.already_installed:
                 ours.add((self._receiver, receipt.cache_id))
-            if receipt.prefilled_tokens:
+            if receipt.prefix_origin in ("prefilled", "captured"):
                 ours.add((self._sender, receipt.sender_cache_id))
         return PreparedTask(task, receipt)
 

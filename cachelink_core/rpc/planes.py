@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final, Protocol
 
-from cachelink_core.errors import PeerGone
+from cachelink_core import limits
+from cachelink_core.errors import Denied, PeerGone
 from cachelink_core.manifest import Seal
 from cachelink_core.rpc import frames, tcp_frames
 from cachelink_core.rpc.tcp_client import TcpPush
@@ -144,8 +145,16 @@ class TcpPlane:
     def push(
         self, frames: Iterator[Any], *, deadline_s: float, cancelled: Callable[[], bool]
     ) -> PushReceipt:
-        """See ``TcpPush.push``."""
-        return self._connection.push(frames, deadline_s=deadline_s, cancelled=cancelled)
+        """See ``TcpPush.push``.
+
+        A handoff that fails because of the plane is not begun anew here; the next one takes gRPC.
+        """
+        try:
+            return self._connection.push(frames, deadline_s=deadline_s, cancelled=cancelled)
+        except (PeerGone, Denied):
+            # A receiver without room, or something on the way that leads to another one.
+            self._client.tcp_retry_at_s = time.monotonic() + RETRY_S
+            raise
 
     def close(self) -> None:
         """Gives the connection back, or closes it."""
@@ -168,15 +177,17 @@ def open_plane(
     offered = next((e for e in reservation.endpoints if e.scheme == "tcp"), None)
     if offered is None or "tcp" not in allowed or time.monotonic() < client.tcp_retry_at_s:
         return GrpcPlane(client)
-    return _tcp(client, offered) or GrpcPlane(client)
+    # Within the lease: what is left of it has to be enough for gRPC to begin.
+    within_s = min(limits.CONNECT_DEADLINE_S, reservation.lease_s / 4)
+    return _tcp(client, offered, within_s) or GrpcPlane(client)
 
 
-def _tcp(client: TransferClient, endpoint: Endpoint) -> TcpPlane | None:
+def _tcp(client: TransferClient, endpoint: Endpoint, within_s: float) -> TcpPlane | None:
     kept = client.connections.take()
     if kept is not None:
         return TcpPlane(kept, endpoint.ticket, client)
     try:
-        connection = TcpPush.connect(endpoint, client.address, client.tls)
+        connection = TcpPush.connect(endpoint, client.address, client.tls, within_s)
     except PeerGone as error:
         client.tcp_retry_at_s = time.monotonic() + RETRY_S
         _log.warning("sending over grpc for the next %g s: %s", RETRY_S, error)

@@ -42,6 +42,9 @@ _log = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES: Final = 1_000
 _MAX_VALUE_CHARS: Final = 100
+_MOST_DIFFS: Final = 8
+"""In a field of a message, which has no limit that shows when to stop."""
+
 
 _BY_CODE: Final[dict[grpc.StatusCode, type[CacheLinkError]]] = {
     grpc.StatusCode.UNAVAILABLE: PeerGone,
@@ -113,7 +116,10 @@ def to_info(error: CacheLinkError) -> pb.ErrorInfo:
         reason=error.reason,
         message=_fitting_message(str(error)),
         retryable=error.retryable,
-        diffs=[pb.FieldDiff(field=d.field, ours=d.ours, theirs=d.theirs) for d in diffs],
+        diffs=[
+            pb.FieldDiff(field=_cut(d.field), ours=_cut(d.ours), theirs=_cut(d.theirs))
+            for d in diffs[:_MOST_DIFFS]
+        ],
     )
 
 

@@ -28,7 +28,6 @@ from cachelink_core.rpc.pb.cachelink.v1 import transfer_pb2 as pb
 from cachelink_core.rpc.status import from_info
 from cachelink_core.rpc.tcp_frames import FrameKind, Outgoing, check_digest
 from cachelink_core.rpc.tcp_socket import FrameSocket
-from cachelink_core.rpc.tls import TlsFiles, client_context
 from cachelink_core.rpc.transfer_types import Endpoint, PushReceipt
 from cachelink_core.rpc.watchdog import Watchdog
 
@@ -56,25 +55,31 @@ class TcpPush:
         return rested_s < KEPT_S and not self._connection.peer_spoke()
 
     @classmethod
-    def connect(cls, endpoint: Endpoint, called: str, tls: TlsFiles | None) -> TcpPush:
+    def connect(
+        cls,
+        endpoint: Endpoint,
+        called: str,
+        tls: ssl.SSLContext | None,
+        within_s: float = limits.CONNECT_DEADLINE_S,
+    ) -> TcpPush:
         """Connects.
 
         Args:
             endpoint: as offered in the reservation.
             called: ``host:port`` at which the receiver was called; its host is taken where the
                 endpoint names none.
-            tls: as for the receiver's gRPC server.
+            tls: of ``tls.client_context``; None for plaintext.
+            within_s: for the connection, and again for TLS's handshake.
 
         Raises:
-            PeerGone: there is no connection within ``limits.CONNECT_DEADLINE_S``, or no trust in it.
-            ConfigError: a TLS file is missing.
+            PeerGone: there is no connection within ``within_s``, or no trust in it.
         """
         host, _, port = endpoint.address.rpartition(":")
         host = (host or called.rpartition(":")[0]).strip("[]")
         try:
-            plain = socket.create_connection((host, int(port)), limits.CONNECT_DEADLINE_S)
+            plain = socket.create_connection((host, int(port)), within_s)
             try:
-                secured = plain if tls is None else _secured(plain, host, tls)
+                secured = plain if tls is None else tls.wrap_socket(plain, server_hostname=host)
             except BaseException:
                 plain.close()
                 raise
@@ -170,10 +175,6 @@ class TcpPush:
             ) from error
 
 
-def _secured(plain: socket.socket, host: str, tls: TlsFiles) -> ssl.SSLSocket:
-    return client_context(tls).wrap_socket(plain, server_hostname=host)
-
-
 class IdleConnections:
     """Connections between two handoffs. Safe for threads."""
 
@@ -184,12 +185,13 @@ class IdleConnections:
         self._closed = False
 
     def keep(self, connection: TcpPush) -> None:
-        """Takes one that may be used again."""
+        """Takes one that may be used again; closes those that no longer can."""
         with self._lock:
-            if not self._closed:
-                self._kept.append(connection)
-                return
-        connection.close()
+            gone = [each for each in self._kept if not each.fresh()]
+            self._kept = [each for each in self._kept if each not in gone]
+            (gone if self._closed else self._kept).append(connection)
+        for each in gone:
+            each.close()
 
     def take(self) -> TcpPush | None:
         """One that can be used again, the last used first; those that cannot are closed."""

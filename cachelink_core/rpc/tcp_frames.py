@@ -34,7 +34,7 @@ _COMMIT_OVERHEAD: Final = 64
 """What a commit adds to the seal: its digest, tags and lengths."""
 
 _SMALL_BYTES: Final = 4 * limits.KIB
-"""An open, or an error: ids, a ticket, a message that is cut."""
+"""An open: two ids and a ticket."""
 
 
 class FrameKind(enum.IntEnum):
@@ -172,6 +172,7 @@ def decode_commit(payload: bytes) -> Commit:
         commit = pb.TransferCommit.FromString(payload)
     except DecodeError as error:
         raise RemoteProtocolError(f"commit is no message: {error}") from error
-    if seal_digest(commit.seal) != commit.seal_digest:
-        raise ChecksumMismatch(f"seal: not the one of digest {commit.seal_digest.hex()}")
+    actual = seal_digest(commit.seal)
+    if actual != commit.seal_digest:
+        raise ChecksumMismatch(f"seal: digest {actual.hex()}, claimed {commit.seal_digest.hex()}")
     return Commit(decode_seal(commit.seal))

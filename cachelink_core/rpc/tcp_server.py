@@ -136,25 +136,30 @@ class TcpServer:
             if not self._make_room():
                 connection.close()
                 continue
-            stream = _Stream(self, connection, f"{peer[0]}:{peer[1]}")
-            with self._lock:
-                self._streams.add(stream)
+            self._begin(_Stream(self, connection, f"{peer[0]}:{peer[1]}"), connection)
+
+    def _begin(self, stream: _Stream, connection: socket.socket) -> None:
+        with self._lock:
+            self._streams.add(stream)
+        try:
             stream.start()
+        except RuntimeError as error:  # no more threads: this connection is lost, not the plane
+            _log.warning("no thread for a data connection of %s: %s", stream.peer, error)
+            self._end(stream, connection)
+        if self._stopping.is_set():  # it came after the streams were ended
+            stream.shutdown()
 
     def _make_room(self) -> bool:
         """Room for one more connection, if need be that of an idle one."""
         if self._room.acquire(blocking=False):
             return True
         with self._lock:
-            idle = min(
-                (stream for stream in self._streams if stream.idle_since_s),
-                key=lambda stream: stream.idle_since_s,
-                default=None,
-            )
-        if idle is None:
-            return False
-        idle.shutdown()
-        return self._room.acquire(timeout=limits.CONNECT_DEADLINE_S)
+            idle = sorted((stream.idle_since_s, id(stream), stream) for stream in self._streams)
+        for since_s, _, stream in idle:
+            if since_s and stream.claim():
+                stream.shutdown()
+                return self._room.acquire(timeout=_LINGER_S)
+        return False
 
     def _serve(self, stream: _Stream, connection: socket.socket) -> None:
         """One connection, in its own thread."""
@@ -165,19 +170,22 @@ class TcpServer:
         except Exception:  # noqa: BLE001 - the end of a thread: logged, or lost
             _log.exception("a data connection of %s failed", stream.peer)
         finally:
-            connection.close()
-            if stream.link is not None:  # another object under TLS
-                stream.link.close()
-            with self._lock:
-                self._streams.discard(stream)
-            self._room.release()
+            self._end(stream, connection)
+
+    def _end(self, stream: _Stream, connection: socket.socket) -> None:
+        connection.close()
+        if stream.link is not None:  # another object under TLS
+            stream.link.close()
+        with self._lock:
+            self._streams.discard(stream)
+        self._room.release()
 
     def _converse(self, stream: _Stream, connection: socket.socket) -> None:
-        connection.settimeout(limits.CONNECT_DEADLINE_S)
         if self._context is not None:
-            connection = self._context.wrap_socket(connection, server_side=True)
-        link = FrameSocket(connection)
-        stream.link = link
+            connection = self._context.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+        link = stream.link = FrameSocket(connection)
         while (opened := self._opened(stream, link)) is not None:
             receipt = self._taken(stream, link, *opened)
             if receipt is None:
@@ -188,19 +196,23 @@ class TcpServer:
 
     def _opened(self, stream: _Stream, link: FrameSocket) -> tuple[Open, str] | None:
         """What the next handoff begins with, and its tenant; None when there is none."""
-        try:
-            link.set_timeout(KEPT_S if stream.idle_since_s else limits.CONNECT_DEADLINE_S)
-            header = link.read_header()
-            if header is None and stream.idle_since_s:
-                return None
-            stream.begin()
-            opening = _opening(link, header)
-            tenant = self._tickets.redeem(opening.handoff_id, opening.ticket)
-        except CacheLinkError as error:
-            if not stream.idle_since_s:  # else nobody asked for anything
-                _refuse(link, error)
+        idle = stream.idle_since_s > 0
+        if idle and (self._stopping.is_set() or not link.wait(KEPT_S) or not stream.begin()):
             return None
-        link.set_timeout(None)
+        # One limit for all of it: a peer without a ticket must not hold its place by dripping bytes.
+        with Watchdog(limits.CONNECT_DEADLINE_S, link.end_reading) as guard:
+            guard.arm()
+            try:
+                if not stream.served:
+                    link.handshake()
+                header = link.read_header()
+                if header is None and stream.served:
+                    return None
+                opening = _opening(link, header)
+                tenant = self._tickets.redeem(opening.handoff_id, opening.ticket)
+            except CacheLinkError as error:
+                _refuse(link, error)
+                return None
         return Open(opening.handoff_id, opening.receiver_epoch), tenant
 
     def _taken(
@@ -250,7 +262,10 @@ class _Stream(threading.Thread):
         self.link: FrameSocket | None = None
         self.frames: TcpFrames | None = None
         self.installed = False
+        self.served = False
         self.idle_since_s = 0.0
+        self._claimed = False
+        self._lock = threading.Lock()
         self._server = server
         self._connection = connection
 
@@ -260,11 +275,21 @@ class _Stream(threading.Thread):
 
     def rest(self) -> None:
         """Its handoff is over; the connection waits for the next one."""
-        self.frames, self.idle_since_s, self.installed = None, time.monotonic(), False
+        self.frames, self.installed, self.served = None, False, True
+        self.idle_since_s = time.monotonic()
 
-    def begin(self) -> None:
-        """A handoff begins."""
-        self.idle_since_s = 0.0
+    def begin(self) -> bool:
+        """A handoff may begin; False if the connection was claimed meanwhile."""
+        with self._lock:
+            if not self._claimed:
+                self.idle_since_s = 0.0
+            return not self._claimed
+
+    def claim(self) -> bool:
+        """Takes the place of an idle connection; False if a handoff has just begun on it."""
+        with self._lock:
+            self._claimed = bool(self.idle_since_s)
+            return self._claimed
 
     def ended(self) -> bool:
         """Asked by the watchdog."""
@@ -287,7 +312,7 @@ def _refuse(link: FrameSocket, error: CacheLinkError) -> None:
         link.set_timeout(_LINGER_S)
         link.send(encode_message(FrameKind.ERROR, to_info(error)))
         link.end_writing()
-        link.discard(_LINGER_BYTES)
+        link.discard(_LINGER_BYTES, _LINGER_S)
     except PeerGone as gone:
         _log.info("the reason could not be sent (%s): %s", gone, error)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import select
 import socket
 import ssl
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -116,6 +117,22 @@ class FrameSocket:
             self._socket.settimeout(None)
         return True
 
+    def handshake(self) -> None:
+        """TLS's handshake, if it is still to be made; a server makes it when it is watched.
+
+        Raises:
+            PeerGone: the peer has no part in it, or did not get to its end.
+        """
+        if isinstance(self._socket, ssl.SSLSocket):
+            try:
+                self._socket.do_handshake()
+            except OSError as error:
+                raise PeerGone(f"no TLS: {error}") from error
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until the peer says something or ends; False if it did neither."""
+        return self.peer_spoke() or bool(self._readable.poll(seconds * 1000))
+
     def set_timeout(self, seconds: float | None) -> None:
         """Bounds each read and write from now on; None for no bound."""
         self._socket.settimeout(seconds)
@@ -128,15 +145,18 @@ class FrameSocket:
         """Ends every read under way, from any thread; writing still works."""
         self._quietly(socket.SHUT_RD)
 
-    def discard(self, most_bytes: int) -> None:
-        """Reads and forgets until the peer ends, a read times out, or so many bytes have come.
+    def discard(self, most_bytes: int, most_s: float) -> None:
+        """Reads and forgets until the peer ends, so many bytes have come, or that time has passed.
 
         A socket that is closed while bytes lie unread resets the connection, and the peer then loses
         what it has not read yet: the error frame that says why.
         """
-        waste = bytearray(1 << 16)
+        waste, until_s = bytearray(1 << 16), time.monotonic() + most_s
         try:
-            while most_bytes > 0 and (count := self._socket.recv_into(waste)):
+            while most_bytes > 0 and time.monotonic() < until_s:
+                count = self._socket.recv_into(waste)
+                if not count:
+                    return
                 most_bytes -= count
         except OSError:
             return

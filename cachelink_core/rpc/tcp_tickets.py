@@ -22,12 +22,16 @@ class Tickets:
         self._issued: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
 
     def issue(self, handoff_id: str, tenant: str) -> bytes:
-        """A ticket for one stream; the oldest is forgotten when there are too many."""
+        """A ticket for one stream.
+
+        When there are too many, the tenant's own oldest one is forgotten, or if it has none the oldest.
+        """
         ticket = secrets.token_bytes(32)
         with self._lock:
+            if len(self._issued) >= _MOST_TICKETS:
+                own = (name for name, (_, holder) in self._issued.items() if holder == tenant)
+                del self._issued[next(own, next(iter(self._issued)))]
             self._issued[handoff_id] = ticket, tenant
-            while len(self._issued) > _MOST_TICKETS:
-                self._issued.popitem(last=False)
         return ticket
 
     def redeem(self, handoff_id: str, ticket: bytes) -> str:

@@ -73,7 +73,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     if files.certificate is None or files.key is None:
         raise ConfigError("tls: a server needs a certificate and a key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.num_tickets = 0  # one connection a handoff: nobody comes back with one
+    context.num_tickets = 0  # connections are kept instead; a ticket would read as an early reply
     _load(context, files)
     if files.ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED

@@ -26,7 +26,7 @@ from cachelink_core.rpc.pb.cachelink.v1.receiver_pb2_grpc import ReceiverService
 from cachelink_core.rpc.pb.cachelink.v1.transfer_pb2_grpc import TransferServiceStub
 from cachelink_core.rpc.status import error_from
 from cachelink_core.rpc.tcp_client import IdleConnections
-from cachelink_core.rpc.tls import TlsFiles
+from cachelink_core.rpc.tls import TlsFiles, client_context
 from cachelink_core.rpc.transfer_types import HandoffStatus, PushReceipt, Reservation
 from cachelink_core.rpc.types import NodeInfo
 from cachelink_core.rpc.watchdog import Watchdog
@@ -46,7 +46,8 @@ class TransferClient:
 
     Attributes:
         address: as given.
-        tls: as given.
+        tls: for connections of the plane ``tcp``; made once, so that a file that is gone later is no
+            matter.
         connections: idle ones of the plane ``tcp``, for ``open_plane``.
         tcp_retry_at_s: until then, monotonic, the plane ``tcp`` is not tried; set by ``open_plane``.
     """
@@ -71,7 +72,7 @@ class TransferClient:
             ConfigError: a TLS file is missing.
         """
         self.address = address
-        self.tls = tls
+        self.tls = None if tls is None else client_context(tls)
         self.tcp_retry_at_s = 0.0
         self.connections = IdleConnections()
         self._metadata = bearer(token)

@@ -76,6 +76,10 @@ class Incoming:
         """As admitted."""
         return self.session.header
 
+    def ended_badly(self) -> bool:
+        """Whether it was ended before its commit: nobody wants its frames any more."""
+        return self.ended.is_set() and self.session.error is not None
+
     def end(self, event: events.Fail | events.Abort | events.Expire) -> int:
         """Ends it badly and frees everything; does nothing if it has ended.
 
@@ -175,7 +179,10 @@ class ChunkSink:
         with incoming.lock:
             self._check_alive()
             incoming.session.handle(events.Commit(seal), time.monotonic())
-            self.installer.finish()
+        # Without the lock: on a device it waits for what is queued, and leases are looked at under it.
+        self.installer.finish()
+        with incoming.lock:
+            self._check_alive()
             incoming.session.handle(events.Map(), time.monotonic())
 
     def _check_alive(self) -> None:

@@ -246,7 +246,7 @@ class Transfers:
         sink = self._sink(self._engine, incoming)
         marks = incoming.marks
         if isinstance(frames, PlacingFrames):
-            frames.place_with(sink.place, incoming.ended.is_set)
+            frames.place_with(sink.place, incoming.ended_badly)
         for frame in sink.watched(frames):
             marks.last_frame_s = time.monotonic()
             if isinstance(frame, events.Commit):

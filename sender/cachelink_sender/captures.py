@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -42,7 +43,8 @@ class Captures:
 
         Args:
             root: several models may share it.
-            budget_bytes: this model's files never take more; those unused for longest go first.
+            budget_bytes: this process never makes this model's files take more; those unused for
+                longest go first.
             engine: of the model.
             block_tokens: the prefill schedule.
 
@@ -81,12 +83,13 @@ class Captures:
         path, began = self._path(name), time.monotonic()
         try:
             restore_cache(path, self._header(Prefix(tuple(ids))), cache)
-            os.utime(path)
         except FileNotFoundError:
             return False
         except (CacheLinkError, OSError) as error:
             _log.warning("capture_damaged", path=str(path), cache_id=name, error=str(error))
             return False
+        with suppress(OSError):  # another process may have removed it meanwhile
+            os.utime(path)
         seconds = round(time.monotonic() - began, 6)
         _log.info("capture_read", cache_id=name, tokens=len(ids), seconds=seconds)
         return True
@@ -100,10 +103,10 @@ class Captures:
             cache: not freed meanwhile; an answer may be written behind the prefix.
         """
         path, began = self._path(name), time.monotonic()
-        header = self._header(prefix)
-        size = _file_bytes(header)
         with self._writing:
             try:
+                header = self._header(prefix)
+                size = _file_bytes(header)
                 path.unlink(missing_ok=True)  # what could not be read
                 if size > self._budget_bytes:
                     _log.info("not_captured", bytes=size, budget_bytes=self._budget_bytes)
@@ -120,8 +123,9 @@ class Captures:
         """Removes the files that were unused for longest until ``nbytes`` more fit."""
         files = []
         for path in self.folder.glob(f"*{_SUFFIX}"):
-            state = path.stat()
-            files.append((state.st_mtime_ns, state.st_size, path))
+            with suppress(FileNotFoundError):
+                state = path.stat()
+                files.append((state.st_mtime_ns, state.st_size, path))
         used = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
             if used + nbytes <= self._budget_bytes:

@@ -167,7 +167,13 @@ class PrefillJob:
                 self._changed.notify_all()
 
     def _restore(self, restore: Callable[[], bool]) -> None:
-        if not restore():
+        try:
+            restored = restore()
+        except Exception as error:  # noqa: BLE001 - whoever follows would wait for ever
+            _log.exception("restore_failed", error=str(error))
+            self.cache.truncate(0)
+            return
+        if not restored:
             return
         now = time.monotonic()
         with self._changed:

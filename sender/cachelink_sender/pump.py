@@ -110,6 +110,10 @@ class Pump:
         self._session.handle(events.Commit(seal), time.monotonic())
         yield self._framing.commit(seal)
 
+    def stop(self) -> None:
+        """Ends what works ahead of the wire; the frames are of no use any more."""
+        self._stopped.set()
+
     @property
     def _computes(self) -> bool:
         """Whether a chunk is more than a copy."""

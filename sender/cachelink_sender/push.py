@@ -102,6 +102,10 @@ class Push:
         except Exception:  # noqa: BLE001 - a thread's error must reach its caller
             _log.exception("push_failed")
             receipt = InternalError("the push failed; see the sender's log")
+        finally:
+            # A failed stream's generator is not closed but collected, some day; its encoder thread
+            # would hold the cache until then.
+            self.pump.stop()
         self.ended_s = time.monotonic()
         self._result.put(receipt)
 

@@ -28,7 +28,8 @@ def llama_pair(engines):
 
 @pytest.fixture
 def pair(llama_pair):
-    """A pair with empty stores."""
+    """A pair with empty stores, and no memory of a data plane that failed in another test."""
     llama_pair.clear()
+    llama_pair.sender_node._peers.client("local").tcp_retry_at_s = 0.0
     yield llama_pair
     llama_pair.clear()

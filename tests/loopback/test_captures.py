@@ -164,7 +164,7 @@ def test_a_file_under_another_name_is_not_taken_for_its_cache(engines, receiver,
     with life(engines, receiver, tmp_path) as (_, client):
         receipt = client.prefill(TokenIds(other))
         assert receipt.prefilled_tokens == len(IDS)
-    assert "its token_ids is not that of the wanted prefix" in caplog.text
+    assert "its token_ids is" in caplog.text
 
 
 def test_the_budget_holds_and_the_longest_unused_goes(engines, receiver, tmp_path):

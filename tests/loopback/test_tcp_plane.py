@@ -15,12 +15,13 @@ import torch
 
 from cachelink_core import errors, limits
 from cachelink_core.engine import chunks
-from cachelink_core.rpc import frames, tcp_client, tcp_frames, tcp_server
-from cachelink_core.rpc.client import HeldCache, TlsFiles, TokenIds
+from cachelink_core.rpc import frames, tcp_client, tcp_frames, tcp_server, tcp_tickets
+from cachelink_core.rpc.client import HeldCache, ReceiverClient, SenderClient, TlsFiles, TokenIds
 from cachelink_core.rpc.pb.cachelink.v1 import common_pb2
 from cachelink_core.rpc.status import from_info
 from cachelink_core.rpc.tcp_client import TcpPush
 from cachelink_core.rpc.tcp_socket import FrameSocket
+from cachelink_core.rpc.tls import client_context
 from cachelink_core.rpc.transfer_client import TransferClient
 from cachelink_core.rpc.transfer_types import Endpoint
 from tests.loopback.nodes import pair_of, receiver_of, sender_of
@@ -55,8 +56,6 @@ def both(request, engines):
 @pytest.mark.parametrize("codec", ["native", "native+zstd", "int8", "int4", "int4+zstd"])
 @pytest.mark.parametrize("tokens", [1, 16, 45, 149])
 def test_both_planes_install_the_same_bits(both, codec, tokens):
-    from cachelink_core.rpc.client import SenderClient
-
     pair, other = both
     pair.clear()
     # No prefix of another one: a held cache that grows keeps the bits of its own schedule.
@@ -112,20 +111,20 @@ def test_under_tls_it_shows_and_checks_certificates(engines, codec):
     with receiver_of(receiving, tls={**tls_files("server"), "ca": CA}) as receiver:
         address = receiver.addresses["grpc"]
         peer = {"address": address, "tls": {**tls_files("client"), "ca": CA}}
-        with sender_of(sending, {"local": peer}) as sender:
-            from cachelink_core.rpc.client import SenderClient
-
-            with SenderClient(sender.addresses["grpc"]) as ask:
-                receipt = ask.handoff(TokenIds(IDS), "local", codec=codec)
+        with (
+            sender_of(sending, {"local": peer}) as sender,
+            SenderClient(sender.addresses["grpc"]) as ask,
+        ):
+            receipt = ask.handoff(TokenIds(IDS), "local", codec=codec)
         assert receipt.data_plane == "tcp"
         endpoint = Endpoint("tcp", receiver.addresses["tcp"], b"x")
-        for tls in (TlsFiles(), TlsFiles(ca=CERTIFICATES / "client.pem")):
+        for files in (TlsFiles(), TlsFiles(ca=CERTIFICATES / "client.pem")):
             with pytest.raises(errors.PeerGone):
-                TcpPush.connect(endpoint, address, tls)
+                TcpPush.connect(endpoint, address, client_context(files))
         # TLS 1.3 tells a client that its certificate is missing only when it reads.
         with (
             pytest.raises(errors.PeerGone),
-            TcpPush.connect(endpoint, address, TlsFiles(ca=CA)) as link,
+            TcpPush.connect(endpoint, address, client_context(TlsFiles(ca=CA))) as link,
         ):
             link.push(iter([tcp_frames.encode_open("a", "b", b"x")]), deadline_s=5.0)
         with (
@@ -171,18 +170,16 @@ def test_a_ticket_is_the_tenants_who_reserved(engines):
     with receiver_of(receiving, auth={"tokens": tokens}) as receiver:
         address = receiver.addresses["grpc"]
         peer = {"local": {"address": address, "token": tokens["alpha"]}}
-        with sender_of(engines("llama"), peer) as sender:
-            from cachelink_core.rpc.client import ReceiverClient, SenderClient
-
-            with (
-                SenderClient(sender.addresses["grpc"]) as ask,
-                ReceiverClient(address, token=tokens["alpha"]) as alpha,
-                ReceiverClient(address, token=tokens["beta"]) as beta,
-            ):
-                receipt = ask.handoff(TokenIds(IDS), "local")
-                assert receipt.data_plane == "tcp"
-                assert [c.cache_id for c in alpha.caches().caches] == [receipt.cache_id]
-                assert beta.caches().caches == ()
+        with (
+            sender_of(engines("llama"), peer) as sender,
+            SenderClient(sender.addresses["grpc"]) as ask,
+            ReceiverClient(address, token=tokens["alpha"]) as alpha,
+            ReceiverClient(address, token=tokens["beta"]) as beta,
+        ):
+            receipt = ask.handoff(TokenIds(IDS), "local")
+            assert receipt.data_plane == "tcp"
+            assert [c.cache_id for c in alpha.caches().caches] == [receipt.cache_id]
+            assert beta.caches().caches == ()
 
 
 def raw_reply(pair, data: bytes) -> errors.CacheLinkError | None:
@@ -341,7 +338,7 @@ def test_a_connection_that_says_nothing_is_ended(pair, monkeypatch):
         data = b""
         while piece := connection.recv(4096):
             data += piece
-    assert from_info(common_pb2.ErrorInfo.FromString(data[32:])).reason == "peer_gone"
+    assert from_info(common_pb2.ErrorInfo.FromString(data[32:])).reason == "remote_protocol_error"
 
 
 def test_more_connections_than_there_is_room_for_are_closed(pair, idle, monkeypatch):
@@ -386,13 +383,77 @@ def test_an_idle_connection_that_the_receiver_closed_is_not_used(pair, monkeypat
 def test_an_idle_connection_is_not_kept_for_too_long(pair, monkeypatch):
     receipt = pair.ask_sender.handoff(TokenIds(IDS), "local")
     kept = pair.sender_node._peers.client("local").connections
-    with_one = kept.take()
-    assert with_one is not None
-    kept.keep(with_one)
+    assert wait_for(lambda: kept._kept)  # given back just after the receipt
+    assert kept._kept[-1].fresh()
     monkeypatch.setattr(tcp_client, "KEPT_S", 0.0)
     assert kept.take() is None
     pair.ask_receiver.evict(receipt.cache_id)
     assert pair.ask_sender.handoff(TokenIds(IDS), "local").data_plane == "tcp"
+
+
+def test_a_peer_that_drips_bytes_does_not_hold_its_place(pair, monkeypatch):
+    """The limit is of the whole open, not of each read."""
+    monkeypatch.setattr(limits, "CONNECT_DEADLINE_S", 0.6)
+    host, _, port = pair.receiver.addresses["tcp"].rpartition(":")
+    with socket.create_connection((host, int(port)), 5.0) as connection:
+        connection.settimeout(0.1)
+        began = time.monotonic()
+        data = b""
+        while time.monotonic() - began < 5.0:
+            with contextlib.suppress(OSError):
+                connection.sendall(b"C")
+            try:
+                piece = connection.recv(4096)
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+            if not piece:
+                break
+            data += piece
+        assert time.monotonic() - began < 4.0
+    assert data[:4] == b"CLK\x05"
+
+
+def test_a_plane_that_fails_is_left_alone_for_a_while(pair):
+    """Nothing says in advance that a port leads to another receiver: the next handoff takes gRPC."""
+    with receiver_of(pair.receiver_engine) as other:
+        client = pair.sender_node._peers.client("local")
+        client.connections.close()
+        client.connections = tcp_client.IdleConnections()
+        elsewhere = TcpPush.connect(Endpoint("tcp", other.addresses["tcp"]), client.address, None)
+        elsewhere.reusable = True
+        client.connections.keep(elsewhere)
+        with pytest.raises(errors.Denied):
+            pair.ask_sender.handoff(TokenIds(IDS), "local")
+        receipt = pair.ask_sender.handoff(TokenIds(IDS), "local")
+        assert receipt.data_plane == "grpc"
+        client.tcp_retry_at_s = 0.0
+        pair.ask_receiver.evict(receipt.cache_id)
+        assert pair.ask_sender.handoff(TokenIds(IDS), "local").data_plane == "tcp"
+
+
+def test_a_refused_handoff_leaves_no_encoder_behind(pair):
+    """A codec's thread ends with its stream, not when the garbage is collected."""
+    ids = TokenIds(tuple(3 + i % 200 for i in range(400)))
+    pair.ask_sender.prefill(ids)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "cachelink_receiver.incoming.ChunkSink.take",
+            lambda *_: (_ for _ in ()).throw(errors.CorruptChunk("made up")),
+        )
+        with pytest.raises(errors.CorruptChunk):
+            pair.ask_sender.handoff(ids, "local", codec="int4")
+    assert wait_for(lambda: not any(t.name == "encode" for t in threading.enumerate()), 3.0)
+
+
+def test_tickets_of_one_tenant_push_out_no_other_s(monkeypatch):
+    monkeypatch.setattr(tcp_tickets, "_MOST_TICKETS", 3)
+    tickets = tcp_tickets.Tickets()
+    kept = tickets.issue("theirs", "beta")
+    for number in range(9):
+        tickets.issue(f"h{number}", "alpha")
+    assert tickets.redeem("theirs", kept) == "beta"
 
 
 def test_stopping_the_receiver_ends_its_streams(engines):

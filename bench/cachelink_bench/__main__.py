@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Final
 
+from cachelink_core.errors import CacheLinkError
+
 BENCHMARKS: Final = {
     "codecs": "bytes, divergence and speed of every codec on a real model's cache",
     "codec-speed": "encode and decode a core, eager and compiled, beside memcpy and a 10 Gb/s link",
@@ -26,6 +28,7 @@ BENCHMARKS: Final = {
 """Name, which with ``_`` for ``-`` is the module's, and what it does. Each module has
 ``main(argv) -> int``."""
 
+FAILED: Final = 1
 INTERRUPTED: Final = 130
 
 _USAGE: Final = "usage: cachelink-bench BENCHMARK [OPTION]...\n"
@@ -38,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments, those of the process by default.
 
     Returns:
-        The benchmark's exit status; 2 for a name that does not exist, 130 after Ctrl-C.
+        The benchmark's exit status; 1 for an error of ours, which is one line on standard error; 2 for
+        a name that does not exist; 130 after Ctrl-C.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] in (["-h"], ["--help"]):
@@ -53,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = import_module(f"cachelink_bench.{given[0].replace('-', '_')}")
         run: Callable[[Sequence[str]], int] = module.main
         return run(given[1:])
+    except CacheLinkError as error:
+        print(f"cachelink-bench {given[0]}: {' '.join(str(error).split())}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:  # loading torch alone takes seconds
         print(f"cachelink-bench {given[0]}: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import platformdirs
 import torch
 from torch import Tensor
 from xxhash import xxh3_128
 
+from cachelink_bench.kept import bench_folder
 from cachelink_core import limits, texts
 from cachelink_core.codec_spec import CODECS, PACKINGS
 from cachelink_core.engine.base import Engine
@@ -40,7 +40,7 @@ def captured(
     Raises:
         ConfigError: the texts or the model's window are shorter.
     """
-    folder = cache_dir or Path(platformdirs.user_cache_dir("cachelink")) / "bench"
+    folder = cache_dir or bench_folder()
     ids = _ids(engine, tokens)
     path = folder / f"{engine.identity.digest()[:16]}-{tokens}-{block_tokens}.safetensors"
     held = _read(path)

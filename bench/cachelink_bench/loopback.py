@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -34,6 +33,7 @@ from cachelink_bench.loopback_rounds import run_rounds
 from cachelink_bench.physics import physics
 from cachelink_bench.report import (
     Report,
+    add_result_options,
     check_places,
     command_line,
     date_text,
@@ -46,7 +46,6 @@ from cachelink_bench.report import (
 )
 from cachelink_core import limits, logs
 from cachelink_core.engine.loading import load_engine, set_threads
-from cachelink_core.errors import CacheLinkError
 
 SMOKE_ROUNDS = 2
 SMOKE_TOKENS = 300
@@ -61,12 +60,8 @@ def main(argv: Sequence[str]) -> int:
     """
     options = _parse(argv)
     logs.install("error", "console")
-    try:
-        check_places(options.json, options.markdown)
-        document, report = _run(options, command_line("loopback", argv))
-    except CacheLinkError as error:
-        print(f"cachelink-bench loopback: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+    check_places(options.json, options.markdown)
+    document, report = _run(options, command_line("loopback", argv))
     if options.json:
         write_json(options.json, document)
     report.write(options.markdown, "Loopback", document["date"], document["command"])
@@ -86,10 +81,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--block-tokens", type=int, default=limits.DEFAULT_BLOCK_TOKENS)
     parser.add_argument("--rounds", type=int, default=15, help="measured runs of each arm")
     parser.add_argument("--cache-dir", type=Path, help="of captured caches (default: the user's)")
-    parser.add_argument("--smoke", action="store_true", help="a short cache, two rounds")
-    parser.add_argument("--strict", action="store_true", help="exit 1 unless every target is met")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
+    add_result_options(parser, smoke="a short cache, two rounds")
     options = parser.parse_args(argv)
     if options.smoke:
         options.tokens, options.rounds = SMOKE_TOKENS, SMOKE_ROUNDS
@@ -170,7 +162,3 @@ def _document(
         "no_verdict": why,
         "targets": [asdict(verdict) | {"met": None if why else verdict.met} for verdict in judged],
     }
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -9,16 +9,15 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from cachelink_bench.environment import environment
 from cachelink_bench.pipeline_runs import ARMS, Measured, make_tasks, measure
 from cachelink_bench.report import (
     Report,
+    add_result_options,
     check_places,
     command_line,
     date_text,
@@ -33,7 +32,6 @@ from cachelink_bench.report import (
 from cachelink_bench.statistics import Spread, ratios
 from cachelink_core import logs
 from cachelink_core.cli.demo.daemons import RECEIVER_NAME, ended_by_sigterm, two_nodes
-from cachelink_core.errors import CacheLinkError
 from cachelink_core.rpc.client import ReceiverClient, SenderClient
 
 TARGET = 0.9
@@ -51,13 +49,9 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     logs.install("error", "console")
     report = Report()
-    try:
-        check_places(options.json, options.markdown)
-        with ended_by_sigterm():
-            document = _run(options, command_line("pipeline", argv), report)
-    except CacheLinkError as error:
-        print(f"cachelink-bench pipeline: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+    check_places(options.json, options.markdown)
+    with ended_by_sigterm():
+        document = _run(options, command_line("pipeline", argv), report)
     if options.json:
         write_json(options.json, document)
     report.write(options.markdown, "One-slot pipeline", document["date"], document["command"])
@@ -76,10 +70,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--decode", type=int, default=32, help="tokens of each answer")
     parser.add_argument("--rounds", type=int, default=5, help="measured runs of each arm")
     parser.add_argument("--codec", default="native", help="of the handoffs")
-    parser.add_argument("--smoke", action="store_true", help="three short documents, two rounds")
-    parser.add_argument("--strict", action="store_true", help="exit 1 unless the target is met")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
+    add_result_options(parser, smoke="three short documents, two rounds")
     options = parser.parse_args(argv)
     if options.smoke:
         vars(options).update(SMOKE)
@@ -188,7 +179,3 @@ def _verdict(document: dict[str, Any], measured: Measured) -> str:
             f"reached of expected: {spread('reached')}; target {TARGET:g}: {met}",
         )
     )
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

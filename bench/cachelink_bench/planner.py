@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -35,15 +34,14 @@ from cachelink_bench.report import (
     load_text,
     no_verdict,
     strict_status,
+    without_folder,
 )
 from cachelink_core import logs, texts
 from cachelink_core.atomic_write import new_file
 from cachelink_core.cli.demo.daemons import ended_by_sigterm
 from cachelink_core.engine.loading import load_engine
-from cachelink_core.errors import CacheLinkError, ConfigError, InternalError
+from cachelink_core.errors import ConfigError, InternalError
 from cachelink_core.planner import transfer_ways
-
-_INTERRUPTED: Final = 130
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,18 +53,11 @@ def main(argv: Sequence[str]) -> int:
     """
     options = _parse(argv)
     logs.install("error", "console")
-    try:
-        with ended_by_sigterm():
-            check_places(options.json, options.markdown)
-            report = Report()
-            document = _run(options, command_line("planner", argv), report)
-            _write(options, document, report)
-    except CacheLinkError as error:
-        print(f"cachelink-bench planner: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("cachelink-bench planner: interrupted", file=sys.stderr)
-        return _INTERRUPTED
+    with ended_by_sigterm():
+        check_places(options.json, options.markdown)
+        report = Report()
+        document = _run(options, command_line("planner", argv), report)
+        _write(options, document, report)
     return _status(document) if options.strict else 0
 
 
@@ -110,7 +101,7 @@ def _run(options: argparse.Namespace, command: str, report: Report) -> Document:
             format=FORMAT,
             date=date_text(),
             command=command,
-            model=_without_folder(options.model),
+            model=without_folder(options.model),
             environment=environment(),
             load_average=load,
             links=tuple(links),
@@ -174,11 +165,6 @@ def _run_within(within: Sequence[str], task: Task) -> tuple[Case, ...]:
     if done.returncode:
         raise InternalError(f"the measuring process ended with status {done.returncode}")
     return msgspec.json.decode(done.stdout, type=tuple[Case, ...])
-
-
-def _without_folder(model: str) -> str:
-    """A name as it is, of a path the last part."""
-    return Path(model).name if model.startswith("/") else model
 
 
 def _status(document: Document) -> int:

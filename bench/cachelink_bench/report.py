@@ -107,10 +107,23 @@ def command_line(benchmark: str, argv: Sequence[str]) -> str:
     for word in given:
         option, equals, _ = word.partition("=")
         if option not in PLACE_OPTIONS:
-            words.append(_without_folder(word))
+            words.append(_shortened(word))
         elif not equals:
             next(given, None)
     return shlex.join(words)
+
+
+def add_result_options(parser: argparse.ArgumentParser, *, smoke: str) -> None:
+    """Adds what every benchmark with targets has: ``--smoke``, ``--strict``, ``--json``, ``--markdown``.
+
+    Args:
+        parser: of the benchmark.
+        smoke: what a smoke run is.
+    """
+    parser.add_argument("--smoke", action="store_true", help=smoke)
+    parser.add_argument("--strict", action="store_true", help="exit 1 unless every target is met")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
 
 
 def settings(options: argparse.Namespace) -> dict[str, object]:
@@ -162,6 +175,11 @@ def write_json(path: Path, document: dict[str, object]) -> None:
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def _without_folder(word: str) -> str:
+def without_folder(value: str) -> str:
+    """A value as it is; of an absolute path the last name alone."""
+    return Path(value).name if value.startswith("/") else value
+
+
+def _shortened(word: str) -> str:
     option, equals, value = word.rpartition("=")
-    return f"{option}{equals}{Path(value).name if value.startswith('/') else value}"
+    return f"{option}{equals}{without_folder(value)}"

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from cachelink_bench import __main__ as bench
-from cachelink_bench.planner import _parse, _status, _without_folder, _write
+from cachelink_bench.planner import _parse, _status, _write
 from cachelink_bench.planner_report import (
     Document,
     LinkRuns,
@@ -20,7 +20,7 @@ from cachelink_bench.planner_report import (
     verdict_text,
 )
 from cachelink_bench.planner_runs import Case, Run
-from cachelink_bench.report import Report
+from cachelink_bench.report import Report, without_folder
 from cachelink_core.planner import Plan
 
 RECORDED = Path(__file__).parents[1] / "golden" / "planner" / "fast-links.json"
@@ -145,7 +145,7 @@ def test_a_place_that_cannot_be_written_is_one_line_before_anything_runs(tmp_pat
 
 def test_of_a_model_in_a_folder_its_name_is_kept():
     names = ("demo", "owner/name", "/srv/models/some")
-    assert [_without_folder(name) for name in names] == ["demo", "owner/name", "some"]
+    assert [without_folder(name) for name in names] == ["demo", "owner/name", "some"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -27,6 +26,7 @@ from cachelink_bench.environment import environment
 from cachelink_bench.report import (
     QUIET_LOAD,
     Report,
+    add_result_options,
     check_places,
     command_line,
     date_text,
@@ -40,7 +40,7 @@ from cachelink_bench.report import (
 from cachelink_core import limits, logs
 from cachelink_core.engine.loading import load_engine, set_threads
 from cachelink_core.engine.transformers_engine import TransformersEngine
-from cachelink_core.errors import CacheLinkError, InternalError
+from cachelink_core.errors import InternalError
 
 T = TypeVar("T")
 
@@ -57,12 +57,8 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     logs.install("error", "console")
     report, load = Report(), load_average()
-    try:
-        check_places(options.json, options.markdown)
-        document = _run(options, command_line("answer", argv), load, report)
-    except CacheLinkError as error:
-        print(f"cachelink-bench answer: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+    check_places(options.json, options.markdown)
+    document = _run(options, command_line("answer", argv), load, report)
     if options.json:
         write_json(options.json, document)
     report.write(options.markdown, "Answers", document["date"], document["command"])
@@ -87,10 +83,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2, help="of torch")
     parser.add_argument("--cache-dir", type=Path, help="of captured caches (default: the user's)")
-    parser.add_argument("--smoke", action="store_true", help="short prefixes, one round")
-    parser.add_argument("--strict", action="store_true", help="exit 1 unless every target is met")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
+    add_result_options(parser, smoke="short prefixes, one round")
     options = parser.parse_args(argv)
     if options.smoke:
         vars(options).update(_SMOKE)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
-import platformdirs
 import torch
 
 from cachelink_bench.capture import captured
 from cachelink_bench.codec_speed.figures import Row, make_row, rows_table, verdicts
 from cachelink_bench.codec_speed.measure import Arm, Sample, Subject, arms, memcpy_s, prepare
 from cachelink_bench.environment import environment
+from cachelink_bench.kept import bench_folder
 from cachelink_bench.report import (
     Report,
+    add_result_options,
     check_places,
     command_line,
     date_text,
@@ -37,7 +36,7 @@ from cachelink_core.codecs.compiled import CompiledKernels, missing_compiler
 from cachelink_core.codecs.kernels import Kernels
 from cachelink_core.engine.compile_codecs import TOPS, compile_codecs
 from cachelink_core.engine.loading import load_engine, set_threads
-from cachelink_core.errors import CacheLinkError, ConfigError
+from cachelink_core.errors import ConfigError
 from cachelink_core.testing.wide_kv import wide_kv_folder
 
 SUBJECTS: Final = ("smollm2", "wide")
@@ -54,12 +53,8 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     logs.install("warning", "console")
     report = Report()
-    try:
-        check_places(options.json, options.markdown)
-        document = _run(options, command_line("codec-speed", argv), report)
-    except CacheLinkError as error:
-        print(f"cachelink-bench codec-speed: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+    check_places(options.json, options.markdown)
+    document = _run(options, command_line("codec-speed", argv), report)
     if options.json:
         write_json(options.json, document)
     report.write(options.markdown, "Codec speed", document["date"], document["command"])
@@ -77,10 +72,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", default="demo", help="of smollm2: name, folder or GGUF file")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--cpu", type=int, default=max(os.sched_getaffinity(0)), help="to run on")
-    parser.add_argument("--smoke", action="store_true", help="smollm2, eager, one round")
-    parser.add_argument("--strict", action="store_true", help="exit 1 unless every target is met")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
+    add_result_options(parser, smoke="smollm2, eager, one round")
     options = parser.parse_args(argv)
     options.subject = options.subject or list(SUBJECTS)
     if options.smoke:
@@ -142,8 +134,7 @@ def _run_subject(
 def _load(name: str, model: str, *, smoke: bool) -> Subject:
     set_threads(1)
     if name == "wide":
-        folder = Path(platformdirs.user_cache_dir("cachelink")) / "bench" / "models"
-        model = str(wide_kv_folder(folder))
+        model = str(wide_kv_folder(bench_folder() / "models"))
     engine = load_engine(model, device="cpu")
     blocks = range(1, 2 if smoke else 1 + TIMED_BLOCKS[name])
     tokens = blocks.stop * limits.DEFAULT_BLOCK_TOKENS

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import msgspec
-import platformdirs
 
 from cachelink_bench.emulation.system_commands import check_tools
 from cachelink_bench.environment import environment
+from cachelink_bench.kept import bench_folder
 from cachelink_bench.link.cases import CASES, SMOKE, pick
 from cachelink_bench.link.hosts import PLANES, Plane
 from cachelink_bench.link.results import FORMAT, Document, conditions_text, make_rows, rows_text
@@ -22,6 +20,7 @@ from cachelink_bench.link.socket_pair import NAME as SOCKET
 from cachelink_bench.link.subjects import make_prefix
 from cachelink_bench.report import (
     Report,
+    add_result_options,
     check_places,
     command_line,
     date_text,
@@ -31,9 +30,7 @@ from cachelink_bench.report import (
 )
 from cachelink_core import logs
 from cachelink_core.cli.demo.daemons import ended_by_sigterm
-from cachelink_core.errors import CacheLinkError, ConfigError
-
-INTERRUPTED: Final = 130
+from cachelink_core.errors import ConfigError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,16 +43,9 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     logs.install("error", "console")
     report = Report()
-    try:
-        check_places(options.json, options.markdown)
-        with ended_by_sigterm():
-            document = _run(options, command_line("link", argv), report)
-    except CacheLinkError as error:
-        print(f"cachelink-bench link: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("cachelink-bench link: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    check_places(options.json, options.markdown)
+    with ended_by_sigterm():
+        document = _run(options, command_line("link", argv), report)
     if options.json:
         encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
         options.json.write_bytes(encoded + b"\n")
@@ -81,10 +71,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--settle", type=float, default=240.0, metavar="SECONDS",
         help="wait at most so long for a quiet machine before a case's first round",
     )  # fmt: skip
-    parser.add_argument("--smoke", action="store_true", help="one round of a tiny cache")
-    parser.add_argument("--strict", action="store_true", help="exit 1 unless every target is met")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
+    add_result_options(parser, smoke="one round of a tiny cache")
     return parser.parse_args(argv)
 
 
@@ -106,7 +93,7 @@ def _run(options: argparse.Namespace, command: str, report: Report) -> Document:
     measured: dict[str, Measured] = {}
     with tempfile.TemporaryDirectory(prefix="cachelink-link-models-") as scratch:
         for case in cases:
-            folder = Path(scratch) if case.subject == "tiny" else _kept()
+            folder = Path(scratch) if case.subject == "tiny" else bench_folder()
             prefix = make_prefix(case, options.model, folder)
             measured[case.name] = measure(
                 case,
@@ -127,8 +114,3 @@ def _run(options: argparse.Namespace, command: str, report: Report) -> Document:
         cases=measured,
         rows=tuple(rows),
     )
-
-
-def _kept() -> Path:
-    """Where captured caches and models of random weights stay from run to run."""
-    return Path(platformdirs.user_cache_dir("cachelink")) / "bench"

@@ -10,12 +10,14 @@ from pathlib import Path
 import msgspec
 
 from cachelink_bench.environment import environment
+from cachelink_bench.kept import bench_folder
 from cachelink_bench.memory.cases import FULL, SMOKE, Case, Size, make_cases
 from cachelink_bench.memory.measure import Sample, measure
 from cachelink_bench.memory.models import make_models
 from cachelink_bench.memory.report import Row, make_rows, rows_text, verdict_text
 from cachelink_bench.report import (
     Report,
+    add_result_options,
     check_places,
     command_line,
     date_text,
@@ -23,14 +25,11 @@ from cachelink_bench.report import (
     load_text,
     strict_status,
 )
-from cachelink_bench.two_node.parts import bench_folder
 from cachelink_core import logs
 from cachelink_core.atomic_write import new_file
 from cachelink_core.cli.demo.daemons import ended_by_sigterm
-from cachelink_core.errors import CacheLinkError
 
 FORMAT = "cachelink-memory-1"
-_INTERRUPTED = 130
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -73,16 +72,9 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     logs.install("error", "console")
     report = Report()
-    try:
-        check_places(options.json, options.markdown)
-        with ended_by_sigterm():
-            document = _run(options, command_line("memory", argv), report)
-    except CacheLinkError as error:
-        print(f"cachelink-bench memory: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("cachelink-bench memory: interrupted", file=sys.stderr)
-        return _INTERRUPTED
+    check_places(options.json, options.markdown)
+    with ended_by_sigterm():
+        document = _run(options, command_line("memory", argv), report)
     if options.json:
         with new_file(options.json) as aside:
             encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
@@ -117,10 +109,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         metavar="DIR",
         help="of the models, 250 MB (default: in the user's cache folder)",
     )
-    parser.add_argument("--smoke", action="store_true", help="a small cache, int4, one round")
-    parser.add_argument("--strict", action="store_true", help="exit 1 unless every target is met")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
+    add_result_options(parser, smoke="a small cache, int4, one round")
     options = parser.parse_args(argv)
     for name in ("tokens", "rounds", "threads"):
         if getattr(options, name) < 1:

@@ -23,6 +23,7 @@ from cachelink_bench.overlap.tables import LEGEND, rows_text, verdicts_text
 from cachelink_bench.overlap.task import Case, Failed, Measured, Nodes, Run, Task
 from cachelink_bench.report import (
     Report,
+    add_result_options,
     check_places,
     command_line,
     date_text,
@@ -38,7 +39,7 @@ from cachelink_core.cli.timeline import write_trace
 from cachelink_core.cli.timeline_plot import draw_timeline
 from cachelink_core.engine.gguf_model import converted_folder, demo_gguf
 from cachelink_core.engine.loading import load_engine, set_threads
-from cachelink_core.errors import CacheLinkError, ConfigError, InternalError
+from cachelink_core.errors import ConfigError, InternalError
 
 FORMAT: Final = "cachelink overlap 1"
 CASES: Final = {
@@ -46,7 +47,6 @@ CASES: Final = {
     "int4": Case("int4", "int4", "same"),
     "mapped": Case("mapped", "native", "other", "any"),
 }
-_INTERRUPTED: Final = 130
 _FIRST_RATE: Final = "1gbit"
 _SMOKE: Final = {"tokens": 96, "block_tokens": 16, "rounds": 1, "ratios": "1", "cases": "native"}
 
@@ -97,16 +97,9 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     logs.install("error", "console")
     report = Report()
-    try:
-        check_places(options.json, options.markdown, *_drawn(options.timeline))
-        with ended_by_sigterm():
-            document = _run(options, command_line("overlap", argv), report)
-    except CacheLinkError as error:
-        print(f"cachelink-bench overlap: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("cachelink-bench overlap: interrupted", file=sys.stderr)
-        return _INTERRUPTED
+    check_places(options.json, options.markdown, *_drawn(options.timeline))
+    with ended_by_sigterm():
+        document = _run(options, command_line("overlap", argv), report)
     if options.timeline:
         _draw(options.timeline, document.runs)
     report.write(options.markdown, "Overlap", document.date, document.command)
@@ -134,14 +127,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--plane", choices=("grpc", "tcp"), default="", help="default: the daemons'"
     )
-    parser.add_argument("--smoke", action="store_true", help="one short round")
-    parser.add_argument("--strict", action="store_true", help="exit 1 unless every target is met")
+    add_result_options(parser, smoke="one short round")
     parser.add_argument(
         "--timeline", type=Path, metavar="BASE",
         help="write BASE.json and BASE.png: a typical handoff of the first case, link as the prefill",
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
     options = parser.parse_args(argv)
     if options.smoke:
         vars(options).update(_SMOKE)

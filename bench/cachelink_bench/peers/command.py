@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import metadata
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -22,6 +21,7 @@ from cachelink_bench.peers.verdicts import LINK_BOUND_BITS, Verdict, judge
 from cachelink_bench.report import (
     QUIET_LOAD,
     Report,
+    add_result_options,
     check_places,
     command_line,
     date_text,
@@ -33,9 +33,6 @@ from cachelink_bench.report import (
 )
 from cachelink_core import limits, logs
 from cachelink_core.cli.demo.daemons import ended_by_sigterm
-from cachelink_core.errors import CacheLinkError
-
-INTERRUPTED: Final = 130
 
 _MOST_BURST_BYTES: Final = 1_000_000
 _SOCKET_BUFFER_BYTES: Final = 16 * limits.MIB
@@ -54,18 +51,11 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     logs.install("error", "console")
     load = load_average()
-    try:
-        check_places(options.json, options.markdown)
-        plan = _plan(options)
-        plan.check()
-        with ended_by_sigterm():
-            measured = run(plan, _progress)
-    except CacheLinkError as error:
-        print(f"cachelink-bench peers: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("cachelink-bench peers: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    check_places(options.json, options.markdown)
+    plan = _plan(options)
+    plan.check()
+    with ended_by_sigterm():
+        measured = run(plan, _progress)
     return _report(options, command_line("peers", argv), plan, measured, load)
 
 
@@ -90,10 +80,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=2048, help="of the cache that is repeated")
     parser.add_argument("--block-tokens", type=int, default=limits.DEFAULT_BLOCK_TOKENS)
     parser.add_argument("--start-deadline", type=float, default=60.0, help="s, of each process")
-    parser.add_argument("--smoke", action="store_true", help="few bytes, socket and CacheLink only")
-    parser.add_argument("--strict", action="store_true", help="exit 1 unless every target is met")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report")
+    add_result_options(parser, smoke="few bytes, socket and CacheLink only")
     options = parser.parse_args(argv)
     if options.smoke:
         options.sizes, options.rounds = str(_SMOKE_MIB), str(_SMOKE_ROUNDS)

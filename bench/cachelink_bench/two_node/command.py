@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from cachelink_bench.emulation.spec import parse_link
+from cachelink_bench.kept import bench_folder
 from cachelink_bench.two_node.client import Addresses
-from cachelink_bench.two_node.parts import bench_folder
 from cachelink_bench.two_node.plan import CONTEXTS, REPRESENTATIONS, Mode, Plan, split
 from cachelink_bench.two_node.results import write_results
 from cachelink_bench.two_node.running import Settings, run

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
-import platformdirs
 
+from cachelink_bench.kept import bench_folder
 from cachelink_bench.two_node.plan import TEXT, Plan
 from cachelink_bench.two_node.subjects import LeftOut, Subject, beyond, make_subjects
 from cachelink_core.engine.loading import load_engine
@@ -35,11 +34,6 @@ class Part:
     identity: ModelIdentity
     subjects: tuple[Subject, ...]
     bytes_only: bool = False
-
-
-def bench_folder() -> Path:
-    """Where benchmarks keep what is dear to make again."""
-    return Path(platformdirs.user_cache_dir("cachelink")) / "bench"
 
 
 def make_parts(

@@ -75,7 +75,7 @@ def ran(model, tmp_path_factory):
     files = ("--json", folder / "out.json", "--markdown", folder / "out.md")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        patch.setattr("cachelink_bench.capture.platformdirs.user_cache_dir", lambda _: str(folder))
+        patch.setattr("cachelink_bench.kept.platformdirs.user_cache_dir", lambda _: str(folder))
         assert bench.main(options(model, "--rows", rows, *files)) == 0
     return json.loads((folder / "out.json").read_text()), (folder / "out.md").read_text()
 
@@ -290,7 +290,7 @@ def test_where_the_link_decides_nothing_may_be_slower_than_it():
 
 
 def test_chunks_of_a_payload_differ_and_it_ends_with_a_whole_token(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("cachelink_bench.capture.platformdirs.user_cache_dir", lambda _: tmp_path)
+    monkeypatch.setattr("cachelink_bench.kept.platformdirs.user_cache_dir", lambda _: tmp_path)
     cut = write_payloads(tmp_path, str(model), [0.1, 0.25], base_tokens=TOKENS, block_tokens=BLOCK)
     for size in cut.sizes:
         data = size.stem(tmp_path).with_suffix(".payload").read_bytes()
@@ -378,7 +378,7 @@ def test_no_process_outlives_an_interrupted_run(model, tmp_path, number, status,
 
 @needs_link
 def test_both_sides_of_an_emulated_link(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("cachelink_bench.capture.platformdirs.user_cache_dir", lambda _: tmp_path)
+    monkeypatch.setattr("cachelink_bench.kept.platformdirs.user_cache_dir", lambda _: tmp_path)
     out = tmp_path / "out.json"
     rows = ("--rows", "native,int4", "--planes", "tcp", "--emulate", "100mbit", "--json", out)
     assert bench.main(options(model, *rows)) == 0
@@ -395,7 +395,7 @@ def test_both_sides_of_an_emulated_link(model, tmp_path, monkeypatch):
 
 
 def test_a_strict_run_that_judges_nothing_does_not_pass(model, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("cachelink_bench.capture.platformdirs.user_cache_dir", lambda _: tmp_path)
+    monkeypatch.setattr("cachelink_bench.kept.platformdirs.user_cache_dir", lambda _: tmp_path)
     assert bench.main(options(model, "--rows", "native", "--planes", "tcp", "--strict")) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "cachelink-bench peers: --strict: no verdict: a smoke run"

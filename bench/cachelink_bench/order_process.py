@@ -14,8 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
@@ -146,14 +146,9 @@ class OrderProcess:
 
     def _read(self, deadline_s: float) -> dict[str, Any]:
         assert self._process.stdout is not None, "opened as a pipe"
-        # A pipe's readline has no deadline of its own; killing the writer ends it.
-        late = threading.Timer(deadline_s, self._process.kill)
-        late.start()
         began_s = time.monotonic()
-        try:
+        with killed_after(self._process, deadline_s):
             line = self._process.stdout.readline()
-        finally:
-            late.cancel()
         if not line:
             status = self._process.wait()
             raise ConfigError(
@@ -165,6 +160,19 @@ class OrderProcess:
         if "error" in reply:
             raise ConfigError(str(reply["error"]))
         return reply
+
+
+@contextmanager
+def killed_after(process: subprocess.Popen[Any], deadline_s: float) -> Iterator[None]:
+    """Ends a process that is still waited for then: a pipe's readline has no deadline of its own."""
+    late = threading.Timer(deadline_s, process.kill)
+    # Ctrl-C may come while it starts, when nobody has it to cancel: it must not keep us alive.
+    late.daemon = True
+    try:
+        late.start()
+        yield
+    finally:
+        late.cancel()
 
 
 def take_stdout() -> IO[str]:

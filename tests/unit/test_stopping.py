@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -72,3 +74,18 @@ def test_no_call_begins_after_it_was_asked_to_end():
     stop.ask()
     with pytest.raises(HandoffAborted), stop.cancelling(stop.ask):
         raise AssertionError("it began")
+
+
+def test_a_deadline_that_nobody_cancelled_does_not_keep_the_program_alive():
+    """Ctrl-C may come between the timer's start and whatever would cancel it."""
+    script = (
+        "import subprocess, sys, threading\n"
+        "from cachelink_bench.order_process import killed_after\n"
+        "threading.Timer.cancel = lambda _timer: None\n"
+        "child = subprocess.Popen([sys.executable, '-c', ''])\n"
+        "with killed_after(child, 60.0):\n"
+        "    child.wait()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", script]
+    assert subprocess.run(command, env=environment, timeout=30, check=False).returncode == 0

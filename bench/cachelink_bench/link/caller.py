@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -17,6 +16,7 @@ from typing import Final, Self, TypeVar
 import msgspec
 
 from cachelink_bench.link.cpu_watch import CpuWatch
+from cachelink_bench.order_process import killed_after
 from cachelink_core.errors import CacheLinkError, InternalError
 from cachelink_core.rpc.client import (
     HeldCache,
@@ -142,17 +142,13 @@ class Caller:
     def _ask(self, order: Order, kind: type[_Kind]) -> _Kind:
         assert self._process.stdin is not None, "it is a pipe"
         assert self._process.stdout is not None, "it is a pipe"
-        # A pipe's readline has no deadline of its own; killing the writer ends it.
-        late = threading.Timer(CALL_S, self._process.kill)
-        late.start()
         try:
-            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
+            with killed_after(self._process, CALL_S):
+                self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+                self._process.stdin.flush()
+                line = self._process.stdout.readline()
         except BrokenPipeError:
             line = b""
-        finally:
-            late.cancel()
         if not line:
             raise InternalError("the calling process ended without a reply")
         reply = msgspec.json.decode(line, type=Reply)

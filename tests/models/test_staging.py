@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,16 +12,15 @@ import torch
 from cachelink_core.codec_spec import CODECS, NO_PACKING, ZSTD
 from cachelink_core.engine.chunks import ChunkEncoder, ChunkInstaller
 from cachelink_core.engine.mapped_chunks import MappedInstaller
-from cachelink_core.engine.offer import make_header
 from cachelink_core.engine.staging import HostStaging, Ring, staging_for
 from cachelink_core.engine.transformers_engine import TransformersEngine
 from cachelink_core.errors import CorruptChunk, InvalidRequest
-from cachelink_core.layout import Run
 from cachelink_core.testing.delayed_staging import NOT_YET, DelayedStaging
 from cachelink_core.testing.planted_pair import analytic_state
 from cachelink_core.testing.tiny_engines import tiny_engine
 from cachelink_core.transport.mapper import Mapper
 from tests.models.fit_pairs import planted_engines
+from tests.models.staged_handoffs import one_run_a_tensor, wires
 
 TOKENS, BLOCK = 150, 64
 IDS = tuple(4 + (7 * i) % 250 for i in range(TOKENS))
@@ -51,20 +49,8 @@ def sender(request):
     return engine, cache
 
 
-def header_of(engine, codec="native", packing=NO_PACKING, **kwargs):
-    """With one run a tensor, so that a block takes several chunks."""
-    header = make_header(
-        engine, IDS, CODECS[codec], packing, sender_epoch="e", block_tokens=BLOCK, **kwargs
-    )
-    tensors = 2 * len(header.identity.layers)
-    return msgspec.structs.replace(
-        header, runs=tuple(Run(i, 1, 0, header.block_tokens) for i in range(tensors))
-    )
-
-
-def wires(engine, header, cache):
-    encoder = ChunkEncoder(engine, header, cache)
-    return {i: b"".join(encoder.encode(*i)) for i in header.layout.chunks()}
+def header_of(engine, *args, **kwargs):
+    return one_run_a_tensor(engine, IDS, BLOCK, *args, **kwargs)
 
 
 def install(engine, header, chunks, cache):

@@ -34,6 +34,7 @@ from cachelink_bench.latency_models import (
 from cachelink_bench.latency_options import Setting, parse, setting_of
 from cachelink_bench.latency_report import Result, limits_text, phases_text, totals_text
 from cachelink_bench.report import load_average, load_text, write_json
+from cachelink_bench.turns import turned
 from cachelink_core.engine.transformers_engine import TransformersEngine
 from cachelink_core.errors import CacheLinkError, ConfigError
 from cachelink_core.kv.prefix_cache import TORCH_DTYPES
@@ -186,10 +187,8 @@ def _arms(
 def _measure(arms: dict[str, Arm], tokens: int, rounds: int, cold_s: Sequence[float]) -> Result:
     """Lets the arms take turns, in an order that rotates, so that a busy machine slows all."""
     runs: dict[str, list[Run]] = {name: [] for name in arms}
-    names = list(arms)
     for number in range(rounds + 1):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+        for name in turned(arms, number):
             run = arms[name](tokens)
             if number:
                 runs[name].append(run)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from cachelink_bench.loopback_arms import Arm
 from cachelink_bench.loopback_peer import ReceiverProcess
 from cachelink_bench.loopback_receiver import cpu_s
+from cachelink_bench.turns import turned
 from cachelink_core.errors import ChecksumMismatch
 
 
@@ -55,8 +56,7 @@ def run_rounds(
         for key in keys:
             _measure(arms[key], peer)
         for number in range(rounds):
-            first = number % len(keys)
-            for key in keys[first:] + keys[:first]:
+            for key in turned(keys, number):
                 results[key].append(_measure(arms[key], peer))
             on_round(number + 1)
     finally:

@@ -35,9 +35,9 @@ from cachelink_bench.report import (
     no_verdict,
     strict_status,
     without_folder,
+    write_result,
 )
 from cachelink_core import logs, texts
-from cachelink_core.atomic_write import new_file
 from cachelink_core.cli.demo.daemons import ended_by_sigterm
 from cachelink_core.engine.loading import load_engine
 from cachelink_core.errors import ConfigError, InternalError
@@ -175,9 +175,7 @@ def _status(document: Document) -> int:
 def _write(options: argparse.Namespace, document: Document, report: Report) -> None:
     try:
         if options.json:
-            with new_file(options.json) as aside:
-                encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
-                aside.write_bytes(encoded + b"\n")
+            write_result(options.json, document)
         report.write(options.markdown, "What the planner picks", document.date, document.command)
     except OSError as error:
         raise ConfigError(f"the result cannot be written: {error}") from error

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from cachelink_bench.turns import turned
 from cachelink_core.errors import CacheLinkError
 from cachelink_core.planner import Measurement, Plan
 from cachelink_core.rpc.client import (
@@ -107,8 +108,7 @@ class Clients:
             # Another cut each time, so that nothing is known from before.
             ids = self._task.ids[repeat + 1 : repeat + 1 + tokens]
             held = self._held(ids)
-            for number in range(len(ways)):
-                way = ways[(number + repeat) % len(ways)]
+            for way in turned(ways, repeat):
                 run = self._run(way, held, ids)
                 print(f"  {tokens} {run.way}: {run.first_token_s:.3f} s", file=sys.stderr)
                 runs.append(run)

@@ -12,6 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from cachelink_core.atomic_write import new_file
 from cachelink_core.errors import ConfigError
 
 QUIET_LOAD: Final = 0.5
@@ -173,6 +176,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def write_json(path: Path, document: dict[str, object]) -> None:
     """Writes a result file."""
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def write_result(path: Path, result: msgspec.Struct) -> None:
+    """Writes a result file of fixed fields, whole or not at all."""
+    encoded = msgspec.json.format(msgspec.json.encode(result), indent=1)
+    with new_file(path) as aside:
+        aside.write_bytes(encoded + b"\n")
 
 
 def without_folder(value: str) -> str:

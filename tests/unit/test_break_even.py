@@ -16,13 +16,13 @@ from cachelink_bench.break_even_model import (
     TransferLine,
     break_even,
 )
+from cachelink_bench.report import write_result
 from cachelink_bench.two_node.plan import Plan
 from cachelink_bench.two_node.results import (
     Results,
     make_prefills,
     make_rows,
     read_results,
-    write_results,
 )
 from cachelink_bench.two_node.runs import FORMAT, PREFILL, Run
 from cachelink_core.errors import ConfigError
@@ -85,7 +85,7 @@ def _results(runs: tuple[Run, ...] | None = None) -> Results:
 @pytest.fixture
 def stored(tmp_path):
     path = tmp_path / "two-node.json"
-    write_results(path, _results())
+    write_result(path, _results())
     return path
 
 

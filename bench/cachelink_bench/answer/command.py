@@ -37,6 +37,7 @@ from cachelink_bench.report import (
     strict_status,
     write_json,
 )
+from cachelink_bench.turns import turned
 from cachelink_core import limits, logs
 from cachelink_core.engine.loading import load_engine, set_threads
 from cachelink_core.engine.transformers_engine import TransformersEngine
@@ -166,10 +167,8 @@ def _rounds(arms: dict[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]
     """Runs of each arm: one to warm up, then rounds in an order that rotates."""
     for arm in arms.values():
         arm()
-    names = list(arms)
-    runs: dict[str, list[T]] = {name: [] for name in names}
+    runs: dict[str, list[T]] = {name: [] for name in arms}
     for number in range(rounds):
-        turn = number % len(names)
-        for name in (*names[turn:], *names[:turn]):
+        for name in turned(arms, number):
             runs[name].append(arms[name]())
     return runs

@@ -30,6 +30,7 @@ from cachelink_bench.report import (
     write_json,
 )
 from cachelink_bench.statistics import Spread
+from cachelink_bench.turns import turned
 from cachelink_core import limits, logs
 from cachelink_core.codec_spec import CODECS
 from cachelink_core.codecs.compiled import CompiledKernels, missing_compiler
@@ -123,8 +124,7 @@ def _run_subject(
     copies: list[float] = []
     for number in range(options.rounds):
         copies.append(memcpy_s(subject.native_bytes))
-        turn = number % len(every)
-        for arm in every[turn:] + every[:turn]:
+        for arm in turned(every, number):
             samples[arm].append(work[arm].run())
     native = subject.native_bytes
     rows = [make_row(name, arm, samples[arm], native, work[arm].wire_bytes) for arm in every]

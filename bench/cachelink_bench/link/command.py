@@ -7,8 +7,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from cachelink_bench.emulation.system_commands import check_tools
 from cachelink_bench.environment import environment
 from cachelink_bench.kept import bench_folder
@@ -27,6 +25,7 @@ from cachelink_bench.report import (
     load_average,
     load_text,
     strict_status,
+    write_result,
 )
 from cachelink_core import logs
 from cachelink_core.cli.demo.daemons import ended_by_sigterm
@@ -47,8 +46,7 @@ def main(argv: Sequence[str]) -> int:
     with ended_by_sigterm():
         document = _run(options, command_line("link", argv), report)
     if options.json:
-        encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
-        options.json.write_bytes(encoded + b"\n")
+        write_result(options.json, document)
     report.write(options.markdown, "Link", document.date, document.command)
     if not options.strict:
         return 0

@@ -21,6 +21,7 @@ from cachelink_bench.link.socket_pair import NAME as SOCKET
 from cachelink_bench.link.socket_pair import SocketPair
 from cachelink_bench.link.subjects import Prefix
 from cachelink_bench.report import QUIET_LOAD, load_average
+from cachelink_bench.turns import turned
 
 WARM_UPS: Final = 2
 """Handoffs of each plane before the first that counts: windows and buffers have grown by then."""
@@ -111,11 +112,9 @@ def _rounds(
     rounds: list[Round] = []
     before = iperf_gbit(on, payload_bytes=payload_bytes)
     for number in range(case.rounds):
-        names = list(arms)
-        turn = number % len(names)
-        moved = {name: arms[name]() for name in (*names[turn:], *names[:turn])}
+        moved = {name: arms[name]() for name in turned(arms, number)}
         after = iperf_gbit(on, payload_bytes=payload_bytes)
-        rounds.append(Round(before, after, {name: moved[name] for name in names}))
+        rounds.append(Round(before, after, {name: moved[name] for name in arms}))
         before = after
         _say(f"{case.name}: round {number + 1} of {case.rounds}")
     return tuple(rounds)

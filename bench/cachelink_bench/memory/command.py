@@ -24,9 +24,9 @@ from cachelink_bench.report import (
     load_average,
     load_text,
     strict_status,
+    write_result,
 )
 from cachelink_core import logs
-from cachelink_core.atomic_write import new_file
 from cachelink_core.cli.demo.daemons import ended_by_sigterm
 
 FORMAT = "cachelink-memory-1"
@@ -76,9 +76,7 @@ def main(argv: Sequence[str]) -> int:
     with ended_by_sigterm():
         document = _run(options, command_line("memory", argv), report)
     if options.json:
-        with new_file(options.json) as aside:
-            encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
-            aside.write_bytes(encoded + b"\n")
+        write_result(options.json, document)
     report.write(options.markdown, "Memory of a handoff", document.date, document.command)
     if not options.strict:
         return 0

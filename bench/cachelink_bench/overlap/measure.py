@@ -14,6 +14,7 @@ from cachelink_bench.emulation.namespaces import set_rate
 from cachelink_bench.emulation.spec import MIN_RATE_BITS, LinkSpec
 from cachelink_bench.order_process import die_with_parent
 from cachelink_bench.overlap.task import Case, Failed, Measured, Nodes, Run, Task, Way
+from cachelink_bench.turns import turned
 from cachelink_core.errors import CacheLinkError, InternalError
 from cachelink_core.rpc.client import HeldCache, Receipt, ReceiverClient, SenderClient, TokenIds
 from cachelink_core.rpc.types import Timeline
@@ -69,8 +70,7 @@ class Measurement:
         wire_bytes, prefill_s = self._warm_up()
         cells = [(case, ratio) for case in self._task.cases for ratio in self._task.ratios]
         for number in range(self._task.rounds):
-            turn = number % len(cells)
-            for case, ratio in cells[turn:] + cells[:turn]:
+            for case, ratio in turned(cells, number):
                 rate_bits = int(8 * wire_bytes[case.name] * ratio / prefill_s / _PAYLOAD_SHARE)
                 self._cell(number, case, ratio, max(MIN_RATE_BITS, rate_bits))
         return Measured(prefill_s, tuple(self._runs))
@@ -95,8 +95,7 @@ class Measurement:
         """Every way of one case at one rate, in an order that turns with the rounds."""
         self._set_rate(rate_bits)
         ways = (self._alone, self._streamed, self._one_after_another)
-        turn = number % len(ways)
-        for way in ways[turn:] + ways[:turn]:
+        for way in turned(ways, number):
             for name, receipt in way(case).items():
                 self._runs.append(Run(number, case.name, ratio, name, rate_bits, rounded(receipt)))
         print(f"round {number + 1}: {case.name}, {ratio:g}", file=sys.stderr, flush=True)

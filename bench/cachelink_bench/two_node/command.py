@@ -11,9 +11,9 @@ from typing import Final
 
 from cachelink_bench.emulation.spec import parse_link
 from cachelink_bench.kept import bench_folder
+from cachelink_bench.report import write_result
 from cachelink_bench.two_node.client import Addresses
 from cachelink_bench.two_node.plan import CONTEXTS, REPRESENTATIONS, Mode, Plan, split
-from cachelink_bench.two_node.results import write_results
 from cachelink_bench.two_node.running import Settings, run
 from cachelink_bench.two_node.tables import markdown, write_csv
 from cachelink_core import logs
@@ -179,7 +179,7 @@ def _run(options: argparse.Namespace, command: str) -> None:
     report = markdown(results)
     print(report, end="")
     try:
-        write_results(options.out / f"{options.name}.json", results)
+        write_result(options.out / f"{options.name}.json", results)
         write_csv(options.out / f"{options.name}.csv", results)
         (options.out / f"{options.name}.md").write_text(report, encoding="utf-8")
     except OSError as error:

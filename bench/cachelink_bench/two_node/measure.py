@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
 
 import msgspec
 
+from cachelink_bench.turns import turned
 from cachelink_bench.two_node.client import Addresses, Nodes, forget
 from cachelink_bench.two_node.plan import TEXT, Mode, Plan
 from cachelink_bench.two_node.prefill_times import PrefillTimes
@@ -17,8 +17,6 @@ from cachelink_bench.two_node.stopping import Stop
 from cachelink_bench.two_node.subjects import WARM_UP, Subject
 from cachelink_core.errors import CacheLinkError, IdentityMismatch, InternalError
 from cachelink_core.rpc.client import Document, HeldCache, Receipt
-
-_T = TypeVar("_T")
 
 OnWork = Callable[[str, float], None]
 """Told what runs now, and how much work ended before it."""
@@ -109,9 +107,9 @@ class Measurement:
         keys: list[Key] = [(*place, 0, PREFILL, mode) for mode in modes]
         for repeat in range(1 if subject.context == WARM_UP else self._plan.repeats):
             turn = repeat + subject.document
-            for name in _turned(names, turn):
-                turned: Sequence[str] = ("",) if name == TEXT else _turned(modes, turn)
-                keys += [(*place, repeat, name, mode) for mode in turned]
+            for name in turned(names, turn):
+                in_turn: Sequence[str] = ("",) if name == TEXT else turned(modes, turn)
+                keys += [(*place, repeat, name, mode) for mode in in_turn]
         return keys
 
     def _document(self, subject: Subject, keys: Sequence[Key], on_work: OnWork) -> None:
@@ -274,12 +272,6 @@ def measure(
         }
         measurement = Measurement(plan, subjects, nodes, log, times, bytes_only=bytes_only)
         measurement.run(watch(measurement.work()))
-
-
-def _turned(items: Sequence[_T], turn: int) -> list[_T]:
-    """The same, beginning ``turn`` places later."""
-    at = turn % len(items)
-    return [*items[at:], *items[:at]]
 
 
 def _weight(subject: Subject, name: str) -> float:

@@ -13,7 +13,6 @@ from cachelink_bench.statistics import Spread
 from cachelink_bench.two_node.plan import TEXT, Mode, Plan
 from cachelink_bench.two_node.runs import FORMAT, PREFILL, Run, Session
 from cachelink_bench.two_node.subjects import LeftOut, Subject
-from cachelink_core.atomic_write import new_file
 from cachelink_core.errors import ConfigError
 
 
@@ -259,13 +258,6 @@ def describe(subject: Subject) -> Document:
         text_digest=subject.text_digest,
         ids_digest=subject.ids_digest,
     )
-
-
-def write_results(path: Path, results: Results) -> None:
-    """Writes the result file, whole or not at all."""
-    encoded = msgspec.json.format(msgspec.json.encode(results), indent=1)
-    with new_file(path) as aside:
-        aside.write_bytes(encoded + b"\n")
 
 
 def read_results(path: Path) -> Results:

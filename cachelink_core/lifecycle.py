@@ -4,14 +4,19 @@ Both daemons share it and differ in their hooks. The first SIGTERM or SIGINT dra
 work, what is under way may finish within a bound. The second stops at once. Signals arrive through a
 ``SimpleQueue``, whose ``put`` may interrupt its own ``get``: with an ``Event`` a signal between two
 instructions of ``wait`` would deadlock.
+
+Python handles signals in its main thread, but the system may give one to any thread, and then nothing
+wakes the main thread: it looks up once a second.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +31,9 @@ EXIT_CUT: Final = 1
 """Work under way was cut: the drain took too long, or a second signal came."""
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_LOOK_UP_S: Final = 1.0
+"""How long a signal that another thread got may go unnoticed."""
+
 _STOP: Final = "stop"
 _IDLE: Final = "idle"
 _log = logs.logger(__name__)
@@ -127,7 +135,7 @@ class Daemon:
         addresses = self._hooks.start()
         self._starting = False
         self._announce(addresses)
-        self._news.get()
+        self._next(math.inf)
         drained = self._drain()
         _log.info("drained" if drained else "work_cut")
         return EXIT_DRAINED if drained else EXIT_CUT
@@ -143,10 +151,17 @@ class Daemon:
         _log.info("draining", deadline_s=self._drain_s)
         self._hooks.drain()
         threading.Thread(target=self._report_idle, name="drain", daemon=True).start()
-        try:
-            return self._news.get(timeout=self._drain_s) == _IDLE
-        except Empty:
-            return False
+        return self._next(self._drain_s) == _IDLE
+
+    def _next(self, deadline_s: float) -> str | None:
+        """What comes next; None if nothing does within the deadline."""
+        until_s = time.monotonic() + deadline_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            try:
+                return self._news.get(timeout=min(left_s, _LOOK_UP_S))
+            except Empty:
+                continue
+        return None
 
     def _report_idle(self) -> None:
         if self._hooks.wait_idle(self._drain_s):
@@ -159,14 +174,19 @@ class Daemon:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Takes the signals over and gives them back; another thread than the main one cannot."""
+        """Takes the signals over and gives them back; another thread than the main one cannot.
+
+        A parent that holds them back hands that down to its children, which would never end.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         earlier = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        held_back = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         try:
             yield
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
             for number, handler in earlier.items():
                 signal.signal(number, handler)
 

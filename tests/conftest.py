@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import logging
+import signal
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Tests that run in the background of a shell ignore Ctrl-C, and so would every child they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

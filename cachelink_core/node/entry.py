@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -26,13 +27,15 @@ def run_daemon(
 ) -> int:
     """Runs a daemon with this process's environment; returns the exit status.
 
-    0 after a drain, 1 when work was cut or the start failed, 2 for a wrong configuration.
+    0 after a drain, 1 when work was cut or the start failed, 2 for a wrong configuration. SIGABRT ends
+    the process at once and writes what every thread was doing to standard error.
 
     Args:
         config_class: its options, and its name for messages.
         build: from the resolved configuration to a daemon that is not started yet.
         argv: its options; None for this process's.
     """
+    faulthandler.enable()
     limit_arenas()
     try:
         config = load_config(config_class, sys.argv[1:] if argv is None else argv, os.environ)

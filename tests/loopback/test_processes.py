@@ -172,3 +172,13 @@ def test_a_wrong_start_is_one_clear_line(tmp_path, argv, status, words):
     lines = [x for x in (tmp_path / "log").read_text().splitlines() if not x.startswith("{")]
     assert len(lines) == 1
     assert words in lines[0]
+
+
+@pytest.mark.slow
+def test_an_aborted_daemon_says_what_each_thread_was_doing(model, tmp_path):
+    with Process("cachelink_receiver", tmp_path / "log", *flags(model)) as receiver:
+        receiver.ready()
+        assert receiver.end(signal.SIGABRT) == -signal.SIGABRT
+    said = (tmp_path / "log").read_text()
+    assert said.count("hread 0x") > 3
+    assert "lifecycle.py" in said

@@ -1,6 +1,7 @@
 """The demonstration's parts that need no model: plan, rows, claims, and the processes it starts."""
 
 import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -191,16 +192,19 @@ def test_a_daemon_that_is_never_ready_is_given_up_and_killed(start):
     assert daemon.exit_status == -9
 
 
-def test_a_daemon_that_does_not_drain_is_given_up_and_killed(start):
+def test_a_daemon_that_does_not_drain_is_given_up_and_killed(start, capsys):
     lines = (
-        "import json, signal, time",
+        "import faulthandler, json, signal, time",
+        "faulthandler.enable()",
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
         "print(json.dumps({'event': 'ready'}), flush=True)",
-        "time.sleep(60)",
+        "def never_ends(): time.sleep(60)",
+        "never_ends()",
     )
     with start(*lines) as daemon:
         assert daemon.wait_ready(20.0) == {}
         daemon.terminate()
         with pytest.raises(LinkTimeout, match="did not end within"):
             daemon.wait(0.2)
-    assert daemon.exit_status == -9
+    assert daemon.exit_status == -signal.SIGABRT
+    assert "in never_ends" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -155,6 +156,40 @@ def test_a_process_says_ready_and_ends_on_sigterm() -> None:
     with child:
         assert child.stdout is not None
         assert json.loads(child.stdout.readline()) == {"event": "ready", "grpc": "g"}
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(10) == EXIT_DRAINED
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_another_thread_got_is_noticed(number: signal.Signals) -> None:
+    """The handler of the system runs there; nothing interrupts what the main thread waits in."""
+    recorder, output = Recorder(), io.StringIO()
+
+    def hit() -> None:
+        while not output.getvalue():
+            time.sleep(0.001)
+        time.sleep(0.2)  # the main thread waits by now
+        signal.pthread_kill(threading.get_ident(), number)
+        other_ended.wait(10)
+
+    other_ended = threading.Event()
+    other = threading.Thread(target=hit)
+    other.start()
+    try:
+        assert Daemon(recorder.hooks(), 5.0, output).run() == EXIT_DRAINED
+    finally:
+        other_ended.set()
+        other.join()
+
+
+def test_signals_that_its_parent_held_back_reach_it() -> None:
+    held_back = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {15, 2})\n"
+    child = subprocess.Popen(
+        [sys.executable, "-c", held_back + CHILD], cwd=ROOT, stdout=subprocess.PIPE
+    )
+    with child:
+        assert child.stdout is not None
+        assert json.loads(child.stdout.readline())["event"] == "ready"
         child.send_signal(signal.SIGTERM)
         assert child.wait(10) == EXIT_DRAINED
 

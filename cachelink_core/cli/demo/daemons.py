@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -31,6 +31,7 @@ RECEIVER_NAME: Final = "demo"
 _ENV_PREFIX: Final = "CACHELINK_"
 _TAIL_LINES: Final = 15
 _READER_DEADLINE_S: Final = 1.0
+_ABORT_DEADLINE_S: Final = 5.0
 
 
 class DaemonProcess:
@@ -120,15 +121,26 @@ class DaemonProcess:
         """Waits for its end; returns the exit status.
 
         Raises:
-            LinkTimeout: it does not end.
+            LinkTimeout: it does not end; what its threads were doing is on standard error.
         """
         try:
             self.exit_status = self._process.wait(deadline_s)
         except subprocess.TimeoutExpired:
+            last_words = self._last_words()
+            self._abort()
             raise LinkTimeout(
-                f"{self.name} did not end within {deadline_s:g} s of SIGTERM{self._last_words()}"
+                f"{self.name} did not end within {deadline_s:g} s of SIGTERM{last_words}"
             ) from None
         return self.exit_status
+
+    def _abort(self) -> None:
+        """Ends it so that it says what its threads were doing, and passes that on."""
+        logged = self._log.stat().st_size
+        self._process.send_signal(signal.SIGABRT)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ABORT_DEADLINE_S)
+        stacks = self._log.read_bytes()[logged:].decode(errors="replace")
+        sys.stderr.write(f"-- what the {self.name} was doing:\n{stacks}\n")
 
     def __enter__(self) -> Self:
         return self

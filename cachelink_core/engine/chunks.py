@@ -37,6 +37,14 @@ MOST_VIEWS: Final = 128
 """Views of one chunk above which a copy is cheaper than handling each: blocks of few tokens."""
 
 
+def _in_place(rows: NativeRows | None, header: Header, block: int, run: int) -> list[memoryview]:
+    """The cache's own bytes, if they are a chunk's wire bytes and not too many pieces; else none."""
+    if rows is None or header.packing.id != "none":
+        return []
+    views = rows.views(header.layout.slices(block, run))
+    return views if len(views) <= MOST_VIEWS else []
+
+
 class ChunkEncoder:
     """Encodes the chunks of one handoff from the sender's cache."""
 
@@ -60,24 +68,19 @@ class ChunkEncoder:
         self._rows = NativeRows.of(header, cache) if self._staged is None else None
         self._gathered: Bytes = np.empty(0, np.uint8)
 
-    def encode(self, block: int, run: int, *, in_place: bool = False) -> list[memoryview]:
+    def place(self, block: int, run: int) -> list[memoryview]:
+        """Where the wire bytes of a chunk lie, if they are the cache's own; none if not.
+
+        The views are valid for as long as nobody writes to the cache.
+        """
+        return _in_place(self._rows, self._header, block, run)
+
+    def encode(self, block: int, run: int) -> list[memoryview]:
         """Wire bytes of one chunk, as views to be joined once.
 
-        Args:
-            block: its block.
-            run: its run.
-            in_place: give views of the cache itself where the wire bytes are its bytes, and there
-                are not too many of them.
-
-        Returns:
-            Views that are valid until the next call: they may lie in a buffer that it uses again.
-            Views of the cache are valid for as long as nobody writes to it.
+        They are valid until the next call: they may lie in a buffer that it uses again.
         """
         slices = self._header.layout.slices(block, run)
-        if in_place and self._rows is not None and self._header.packing.id == "none":
-            views = self._rows.views(slices)
-            if len(views) <= MOST_VIEWS:
-                return views
         if self._staged is not None:
             parts = [self._staged.payload(block, run)]
         elif self._rows is not None:
@@ -212,10 +215,7 @@ class ChunkInstaller:
 
     def place(self, block: int, run: int) -> Sequence[memoryview]:
         """Where the wire bytes of a chunk belong, if they are the cache's own; none if not."""
-        if self._rows is None or self._header.packing.id != "none":
-            return ()
-        views = self._rows.views(self._header.layout.slices(block, run))
-        return views if len(views) <= MOST_VIEWS else ()
+        return _in_place(self._rows, self._header, block, run)
 
     def finish(self) -> None:
         """Waits for what is queued and makes the installed tokens the cache's length."""

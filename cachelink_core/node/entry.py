@@ -17,6 +17,9 @@ from cachelink_core.node.daemon import NodeDaemon
 EXIT_CONFIG = 2
 EXIT_FAILED = 1
 
+_STDERR = 2
+"""The descriptor: whoever runs a daemon in-process may have put something else in ``sys.stderr``."""
+
 C = TypeVar("C", bound=DaemonConfig)
 
 
@@ -35,7 +38,7 @@ def run_daemon(
         build: from the resolved configuration to a daemon that is not started yet.
         argv: its options; None for this process's.
     """
-    faulthandler.enable()
+    faulthandler.enable(_STDERR)
     limit_arenas()
     try:
         config = load_config(config_class, sys.argv[1:] if argv is None else argv, os.environ)

@@ -72,9 +72,26 @@ def encode_chunk(block: int, run: int, digest: bytes, parts: Sequence[memoryview
 
 def encode_commit(seal: Seal) -> bytes:
     """The last frame."""
+    return pb.PushChunksRequest(commit=commit_message(seal)).SerializeToString()
+
+
+def commit_message(seal: Seal) -> pb.TransferCommit:
+    """What the last frame of either data plane carries."""
     data = encode_seal(seal)
-    commit = pb.TransferCommit(seal=data, seal_digest=seal_digest(data))
-    return pb.PushChunksRequest(commit=commit).SerializeToString()
+    return pb.TransferCommit(seal=data, seal_digest=seal_digest(data))
+
+
+def read_commit(commit: pb.TransferCommit) -> Commit:
+    """The seal in it.
+
+    Raises:
+        ChecksumMismatch: it is not the one that was sent.
+        ManifestError: it is malformed.
+    """
+    actual = seal_digest(commit.seal)
+    if actual != commit.seal_digest:
+        raise ChecksumMismatch(f"seal: digest {actual.hex()}, claimed {commit.seal_digest.hex()}")
+    return Commit(decode_seal(commit.seal))
 
 
 def seal_digest(seal: bytes) -> bytes:
@@ -128,15 +145,8 @@ def _parsed(data: bytes) -> Frame:
     if frame.HasField("open"):
         return Open(frame.open.handoff_id, frame.open.receiver_epoch)
     if frame.HasField("commit"):
-        return _commit(frame.commit)
+        return read_commit(frame.commit)
     return _chunk(frame.block, frame.run, frame.digest, memoryview(frame.payload))
-
-
-def _commit(commit: pb.TransferCommit) -> Commit:
-    actual = seal_digest(commit.seal)
-    if actual != commit.seal_digest:
-        raise ChecksumMismatch(f"seal: digest {actual.hex()}, claimed {commit.seal_digest.hex()}")
-    return Commit(decode_seal(commit.seal))
 
 
 def _chunk(block: int, run: int, digest: bytes, payload: memoryview) -> Chunk:

@@ -23,8 +23,8 @@ from xxhash import xxh3_128
 from cachelink_core import limits
 from cachelink_core.errors import ChecksumMismatch, RemoteProtocolError, WrongLength
 from cachelink_core.handoff.events import Commit
-from cachelink_core.manifest import Seal, decode_seal, encode_seal
-from cachelink_core.rpc.frames import seal_digest
+from cachelink_core.manifest import Seal
+from cachelink_core.rpc.frames import commit_message, read_commit
 from cachelink_core.rpc.pb.cachelink.v1 import transfer_pb2 as pb
 
 _HEADER: Final = struct.Struct("<3sBIII16s")
@@ -99,10 +99,7 @@ def encode_chunk(
 
 def encode_commit(seal: Seal) -> Outgoing:
     """The last frame of a handoff."""
-    data = encode_seal(seal)
-    return encode_message(
-        FrameKind.COMMIT, pb.TransferCommit(seal=data, seal_digest=seal_digest(data))
-    )
+    return encode_message(FrameKind.COMMIT, commit_message(seal))
 
 
 def encode_message(kind: FrameKind, message: Message) -> Outgoing:
@@ -172,7 +169,4 @@ def decode_commit(payload: bytes) -> Commit:
         commit = pb.TransferCommit.FromString(payload)
     except DecodeError as error:
         raise RemoteProtocolError(f"commit is no message: {error}") from error
-    actual = seal_digest(commit.seal)
-    if actual != commit.seal_digest:
-        raise ChecksumMismatch(f"seal: digest {actual.hex()}, claimed {commit.seal_digest.hex()}")
-    return Commit(decode_seal(commit.seal))
+    return read_commit(commit)

@@ -1,12 +1,12 @@
 """Moves one cache: each block is encoded and sent as soon as it has been prefilled.
 
-    native:    prefill thread ─▶ stream's thread (views or a copy, digest) ─▶ wire
-    otherwise: prefill thread ─▶ encoder thread ─▶ bounded queue ─▶ stream's thread ─▶ wire
+    native over gRPC: prefill thread ─▶ stream's thread (copy, digest) ─▶ wire
+    otherwise:        prefill thread ─▶ encoder thread ─▶ bounded queue ─▶ stream's thread ─▶ wire
 
-A native chunk is a copy at most, which is over sooner than it could be handed from thread to thread;
-the plane ``tcp`` sends it from where it lies. Codecs and packings that compute run ahead of the wire
-in a thread of their own; the queue holds ``limits.QUEUED_CHUNKS`` messages, so a slow receiver stops
-the encoder and costs no memory.
+What computes runs ahead of the wire in a thread of its own: codecs, packings, and the digests of native
+chunks that the plane ``tcp`` sends from where they lie. The queue holds ``limits.QUEUED_CHUNKS`` messages,
+so a slow receiver stops the encoder and costs no memory. Only a native message of gRPC, which is a copy,
+is over sooner than it could be handed from thread to thread.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Pump:
 
     def _paced(self, made: Iterator[Frame]) -> Iterator[Frame]:
         """Decides how far ahead of the wire frames are made."""
-        if self._computes:
+        if self._computes or self._in_place:
             return _ahead(made, self._stopped, self._cancelled)
         return made
 
@@ -162,9 +162,10 @@ class Pump:
 
     def _encoded(self, block: int, run: int, *, ends_block: bool) -> Frame:
         began = time.monotonic()
-        parts = self._encoder.encode(block, run, in_place=self._in_place)
+        placed = self._encoder.place(block, run) if self._in_place else []
+        parts = placed or self._encoder.encode(block, run)
         digest = self._session.send_chunk(block, run, parts, began)
-        if self._framing.in_place and not self._in_place:
+        if self._framing.in_place and not placed:
             parts = [memoryview(b"".join(parts))]
         data = self._framing.chunk(block, run, digest, parts)
         ended_s = time.monotonic()

@@ -102,7 +102,7 @@ def test_views_are_the_bytes_of_the_payload(family):
     source.use_window()
     for block, run in header.layout.chunks():
         copied = b"".join(encoder.encode(block, run))
-        views = encoder.encode(block, run, in_place=True)
+        views = encoder.place(block, run)
         assert len(views) > 1
         assert b"".join(views) == copied
         at = 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cachelink_bench.emulation.nodes import drain
 from cachelink_core import texts
 from cachelink_core.cli.demo.checks import check_exits, check_rows
 from cachelink_core.cli.demo.daemons import DaemonProcess
@@ -208,3 +209,17 @@ def test_a_daemon_that_does_not_drain_is_given_up_and_killed(start, capsys):
             daemon.wait(0.2)
     assert daemon.exit_status == -signal.SIGABRT
     assert "in never_ends" in capsys.readouterr().err
+
+
+def test_a_benchmark_goes_on_when_a_daemon_does_not_drain(start, capsys):
+    lines = (
+        "import json, signal, time",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+        "print(json.dumps({'event': 'ready'}), flush=True)",
+        "time.sleep(60)",
+    )
+    with start(*lines) as daemon:
+        daemon.wait_ready(20.0)
+        drain(daemon, deadline_s=0.2)
+    assert daemon.exit_status == -signal.SIGABRT
+    assert "planted did not end within 0.2 s of SIGTERM" in capsys.readouterr().err

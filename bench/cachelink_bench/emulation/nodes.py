@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from cachelink_bench.emulation.namespaces import ADDRESSES, EmulatedLink
-from cachelink_core.cli.demo.daemons import DaemonProcess
+from cachelink_core.cli.demo.daemons import STOP_DEADLINE_S, DaemonProcess
+from cachelink_core.errors import LinkTimeout
 from cachelink_core.units import format_rate
 
 RECEIVER_NAME: Final = "emulated"
@@ -134,13 +136,20 @@ def introduce(sender: DaemonProcess, link: EmulatedLink, receiver_address: str) 
     )
 
 
-def drain(*daemons: DaemonProcess) -> None:
+def drain(*daemons: DaemonProcess, deadline_s: float = STOP_DEADLINE_S) -> None:
     """Ends daemons as an operator would, all at once.
 
-    Raises:
-        LinkTimeout: one does not end.
+    One that does not end is aborted, and standard error says so and what it was doing: what was
+    measured before that stands.
+
+    Args:
+        daemons: that take no more calls.
+        deadline_s: for each.
     """
     for daemon in daemons:
         daemon.terminate()
     for daemon in daemons:
-        daemon.wait()
+        try:
+            daemon.wait(deadline_s)
+        except LinkTimeout as error:
+            sys.stderr.write(f"{error}\n")

@@ -7,7 +7,6 @@ prefill, with the crossings. The second: what a question costs when N are asked 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,21 +14,20 @@ from cachelink_bench.break_even_model import FAST_GBIT, BreakEven, break_even
 from cachelink_bench.report import table
 from cachelink_bench.two_node.results import Results, read_results
 from cachelink_bench.two_node.tables import label
-from cachelink_core.errors import CacheLinkError, ConfigError
+from cachelink_core.errors import ConfigError
 
 
 def main(argv: Sequence[str]) -> int:
     """Draws the figures and prints the crossings.
 
     Returns:
-        0; 1 for an error; 2 for wrong arguments.
+        0; 2 for wrong arguments.
+
+    Raises:
+        ConfigError: no such result, or the figures cannot be written.
     """
     options = _parse(argv)
-    try:
-        _run(options.results, options.out or options.results.parent)
-    except CacheLinkError as error:
-        print(f"cachelink-bench break-even: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+    _run(options.results, options.out or options.results.parent)
     return 0
 
 

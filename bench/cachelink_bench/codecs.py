@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,10 +19,10 @@ from cachelink_bench.codec_runs import ARMS, TIMED, TextResult, run_text
 from cachelink_bench.codec_targets import Target, judge_targets
 from cachelink_bench.codec_treatments import Handover
 from cachelink_bench.environment import environment
+from cachelink_bench.report import write_json
 from cachelink_core import limits, texts
 from cachelink_core.engine.loading import load_engine, set_threads
 from cachelink_core.engine.transformers_engine import TransformersEngine
-from cachelink_core.errors import CacheLinkError
 
 SMOKE_TOKENS = (256, 32)
 """Prefix and continuation of ``--smoke``."""
@@ -33,19 +32,14 @@ def main(argv: Sequence[str]) -> int:
     """Runs the benchmark.
 
     Returns:
-        0; 1 for an error, or a missed target with ``--strict``; 2 for wrong arguments.
+        0; 1 for a missed target with ``--strict``; 2 for wrong arguments.
     """
     options = _parse(argv)
-    try:
-        document, missed = _run(options)
-    except CacheLinkError as error:
-        print(f"cachelink-bench codecs: {error}", file=sys.stderr)
-        return 1
-    line = json.dumps(document)
+    document, missed = _run(options)
     if options.json:
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_json(Path(options.json), document)
     if options.json_stdout:
-        print(line)
+        print(json.dumps(document))
     return 1 if missed and options.strict else 0
 
 
@@ -148,7 +142,3 @@ def _print_targets(targets: Sequence[Target]) -> None:
         print(f"\ntargets: {len(targets) - len(missed)} of {len(targets)} met")
     for target in missed:
         print(f"MISSED {target.name} on {target.text}: {target.value:.4f}, limit {target.limit:g}")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

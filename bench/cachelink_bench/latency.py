@@ -13,7 +13,6 @@ import argparse
 import gc
 import json
 import random
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -36,7 +35,7 @@ from cachelink_bench.latency_report import Result, limits_text, phases_text, tot
 from cachelink_bench.report import load_average, load_text, write_json
 from cachelink_bench.turns import turned
 from cachelink_core.engine.transformers_engine import TransformersEngine
-from cachelink_core.errors import CacheLinkError, ConfigError
+from cachelink_core.errors import ConfigError
 from cachelink_core.kv.prefix_cache import TORCH_DTYPES
 from cachelink_core.transport.precision import precision_for
 
@@ -45,17 +44,12 @@ def main(argv: Sequence[str]) -> int:
     """Runs the benchmark.
 
     Returns:
-        0; 1 for an error, or phases that do not sum to their total with ``--strict``; 2 for wrong
-        arguments.
+        0; 1 for phases that do not sum to their total with ``--strict``; 2 for wrong arguments.
     """
     options = parse(argv)
     if options.threads:
         torch.set_num_threads(options.threads)
-    try:
-        document, lines = _run(options, setting_of(options))
-    except CacheLinkError as error:
-        print(f"cachelink-bench latency: {error}", file=sys.stderr)
-        return 1
+    document, lines = _run(options, setting_of(options))
     if options.json:
         write_json(options.json, document)
     if options.markdown:
@@ -230,7 +224,3 @@ def _document(
         "results": [result.document(token_bytes) for result in results],
         "phases_sum": all(result.phases_sum for result in results),
     }
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

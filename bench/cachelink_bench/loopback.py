@@ -111,7 +111,7 @@ def _run(options: argparse.Namespace, command: str) -> tuple[dict[str, Any], Rep
     why = no_verdict(load, smoke=options.smoke)
     for verdict in judged:
         say(verdict.text(why))
-    document = _document(options, command, load, best, native_bytes, wire, rows, parts, judged)
+    document = _document(options, command, load, best, native_bytes, wire, rows, parts, judged, why)
     return document, report
 
 
@@ -146,8 +146,8 @@ def _document(
     rows: dict[str, RateRow],
     parts: dict[str, Parts],
     judged: Sequence[Verdict],
+    why: str,
 ) -> dict[str, Any]:
-    why = no_verdict(load, smoke=options.smoke)
     return {
         "benchmark": "loopback",
         "date": date_text(),

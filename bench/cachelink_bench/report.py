@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -173,7 +173,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join((line(header), line(rule), *(line(row) for row in rows)))
 
 
-def write_json(path: Path, document: dict[str, object]) -> None:
+def write_json(path: Path, document: Mapping[str, object]) -> None:
     """Writes a result file."""
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

@@ -86,9 +86,7 @@ class Pump:
         self._job = job
         self._cancelled = cancelled
         self._framing = framing or GrpcFraming()
-        # Views of the cache are good for as long as it is pinned; those of an encoder's buffers only
-        # until it is asked again, so what is made ahead of the wire has to be copied.
-        self._in_place = self.sends_in_place and self._framing.in_place and not self._computes
+        self._in_place = self.sends_in_place and self._framing.in_place
         self._encoder = ChunkEncoder(engine, header, job.cache)
         self._stopped = threading.Event()
 
@@ -166,6 +164,8 @@ class Pump:
         parts = placed or self._encoder.encode(block, run)
         digest = self._session.send_chunk(block, run, parts, began)
         if self._framing.in_place and not placed:
+            # Views of the cache are good for as long as it is pinned; those of an encoder's buffers
+            # only until it is asked again, and frames are made ahead of the wire.
             parts = [memoryview(b"".join(parts))]
         data = self._framing.chunk(block, run, digest, parts)
         ended_s = time.monotonic()

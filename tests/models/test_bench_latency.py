@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from cachelink_bench import __main__ as bench
 from cachelink_bench import gpu_table, latency
 from cachelink_bench.latency_limits import limits_of, map_flops_per_token
 from cachelink_bench.latency_models import SMOKE_PAIR, from_shape, layer_sets, scaled
@@ -178,7 +179,7 @@ def test_wrong_arguments_end_with_status_2(capsys):
         with pytest.raises(SystemExit) as ended:
             latency.main(arguments)
         assert ended.value.code == 2
-    assert latency.main(["--pair", "nobody"]) == 1
+    assert bench.main(["latency", "--pair", "nobody"]) == 1
     assert "'nobody' is unknown" in capsys.readouterr().err
 
 

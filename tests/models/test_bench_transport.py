@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from cachelink_bench import __main__ as bench
 from cachelink_bench.peak_memory import peak_extra_bytes
 from cachelink_bench.transport import main
 from cachelink_bench.transport_shapes import BareGemms, make_subject, pair_card, pair_names
@@ -41,7 +42,7 @@ def test_bare_gemms_count_what_the_mapper_does():
 
 
 def test_an_unknown_pair_is_named(capsys):
-    assert main(["--pair", "nobody"]) == 1
+    assert bench.main(["transport", "--pair", "nobody"]) == 1
     error = capsys.readouterr().err
     assert "'nobody' is unknown" in error
     assert all(name in error for name in pair_names())

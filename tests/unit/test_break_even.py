@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 
+from cachelink_bench import __main__ as bench
 from cachelink_bench import break_even as command
 from cachelink_bench.break_even_model import (
     FAST_GBIT,
@@ -187,7 +188,7 @@ def test_a_result_reads_back_as_it_was_written(stored):
 )
 def test_a_file_that_is_no_such_result_is_one_clear_line(stored, capsys, change, words):
     stored.write_text(json.dumps(change(json.loads(stored.read_text()))))
-    assert command.main([str(stored)]) == 1
+    assert bench.main(["break-even", str(stored)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("cachelink-bench break-even: ")
     assert all(word in line for word in words)
@@ -195,7 +196,7 @@ def test_a_file_that_is_no_such_result_is_one_clear_line(stored, capsys, change,
 
 
 def test_no_file_is_one_clear_line(tmp_path, capsys):
-    assert command.main([str(tmp_path / "missing.json")]) == 1
+    assert bench.main(["break-even", str(tmp_path / "missing.json")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "missing.json: No such file" in line
     with pytest.raises(ConfigError, match="Is a directory"):

@@ -146,6 +146,17 @@ def test_the_zeroed_header_is_one_that_a_receiver_admits(dtype, trust):
     assert decoded.query_frame == QueryFrame("<", ">")
 
 
+STUBBORN = (
+    "import faulthandler, json, signal, time",
+    "faulthandler.enable()",
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+    "print(json.dumps({'event': 'ready'}), flush=True)",
+    "def never_ends(): time.sleep(60)",
+    "never_ends()",
+)
+"""A daemon's whole life that SIGTERM does not end."""
+
+
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """Starts a daemon whose whole life is the given lines of Python."""
@@ -194,15 +205,7 @@ def test_a_daemon_that_is_never_ready_is_given_up_and_killed(start):
 
 
 def test_a_daemon_that_does_not_drain_is_given_up_and_killed(start, capsys):
-    lines = (
-        "import faulthandler, json, signal, time",
-        "faulthandler.enable()",
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
-        "print(json.dumps({'event': 'ready'}), flush=True)",
-        "def never_ends(): time.sleep(60)",
-        "never_ends()",
-    )
-    with start(*lines) as daemon:
+    with start(*STUBBORN) as daemon:
         assert daemon.wait_ready(20.0) == {}
         daemon.terminate()
         with pytest.raises(LinkTimeout, match="did not end within"):
@@ -212,13 +215,7 @@ def test_a_daemon_that_does_not_drain_is_given_up_and_killed(start, capsys):
 
 
 def test_a_benchmark_goes_on_when_a_daemon_does_not_drain(start, capsys):
-    lines = (
-        "import json, signal, time",
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
-        "print(json.dumps({'event': 'ready'}), flush=True)",
-        "time.sleep(60)",
-    )
-    with start(*lines) as daemon:
+    with start(*STUBBORN) as daemon:
         daemon.wait_ready(20.0)
         drain(daemon, deadline_s=0.2)
     assert daemon.exit_status == -signal.SIGABRT
